@@ -1,0 +1,224 @@
+"""From a canonical Relax module to its layout graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from layoutsearch.errors import ModelError
+from layoutsearch.layout import kinds
+from layoutsearch.layout.graph import LayoutGraph, Operand, OpNode, TensorInfo, axis_names, required_axes
+from layoutsearch.layout.kinds import Role
+from layoutsearch.layout.names import Pin, Relation, assign_names
+from layoutsearch.model.fingerprint import kind_of, op_ids
+
+
+def build_graph(module: tvm.IRModule) -> LayoutGraph:
+    """Layout graph of the canonical `module`'s `main`.
+
+    Raises:
+        ModelError: `main` is missing or is not in dataflow form.
+    """
+    return _Reader(module).graph()
+
+
+@dataclass
+class _Value:
+    """What a Relax variable stands for: tensors, in the order of its (nested) tuple fields."""
+
+    tensors: tuple[TensorInfo, ...]
+
+
+class _Reader:
+    def __init__(self, module: tvm.IRModule) -> None:
+        names = {g.name_hint: g for g in module.get_global_vars()}
+        if "main" not in names or not isinstance(module[names["main"]], relax.Function):
+            raise ModelError("the module has no Relax function 'main'; pass a module whose entry is called main")
+        self.main = module[names["main"]]
+        self.ids = op_ids(module)
+        self.values: dict[relax.Var, _Value] = {}
+        self.ops: list[OpNode] = []
+
+    def graph(self) -> LayoutGraph:
+        inputs = []
+        for param in self.main.params:
+            tensors = _tensors(param.name_hint, param.ty)
+            self.values[param] = _Value(tensors)
+            inputs.extend(tensors)
+        for block in self.main.body.blocks:
+            inside = isinstance(block, relax.DataflowBlock)
+            for binding in block.bindings:
+                self._bind(binding, inside)
+        outputs = tuple(o.tensor for o in self._operands(self.main.body.body) if o.tensor is not None)
+        return _named(LayoutGraph(tuple(inputs), tuple(self.ops), outputs))
+
+    def _bind(self, binding: relax.Binding, inside: bool) -> None:
+        var, value = binding.var, binding.value
+        if isinstance(value, relax.Var):
+            self.values[var] = self.values[value]
+        elif isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, relax.Var):
+            fields = self.values[value.tuple_value].tensors
+            self.values[var] = _Value((fields[value.index],))
+        elif isinstance(value, relax.Tuple):
+            self.values[var] = _Value(tuple(o.info for o in self._operands(value)))
+        else:
+            results = _tensors(var.name_hint, var.ty)
+            self.values[var] = _Value(results)
+            self.ops.append(self._op(var, value, results, inside and isinstance(var, relax.DataflowVar)))
+
+    def _op(self, var: relax.Var, value: relax.Expr, results: tuple[TensorInfo, ...], dataflow: bool) -> OpNode:
+        is_call = isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op)
+        op = value.op.name if is_call else f"{type(value).__name__.lower()}"
+        attrs = _plain_attrs(value) if is_call else {}
+        operands = tuple(o for a in value.args for o in self._operands(a)) if isinstance(value, relax.Call) else ()
+        role = kinds.role_of(op)
+        node = OpNode(
+            name=var.name_hint,
+            id=self.ids.get(var.name_hint, var.name_hint),
+            op=op,
+            kind=kind_of(value) if is_call else op,
+            role=role,
+            operands=operands,
+            results=results,
+            attrs=attrs,
+        )
+        why = "" if role is Role.FROZEN else _why_frozen(node, dataflow)
+        return replace(node, role=Role.FROZEN, why_frozen=why) if why else node
+
+    def _operands(self, expr: relax.Expr) -> list[Operand]:
+        if isinstance(expr, relax.Var):
+            return [Operand(t.name, t) for t in self.values[expr].tensors]
+        if isinstance(expr, relax.Tuple):
+            return [o for f in expr.fields for o in self._operands(f)]
+        if isinstance(expr, relax.TupleGetItem):
+            return [self._operands(expr.tuple_value)[expr.index]]
+        if isinstance(expr, relax.Constant):
+            return [Operand(None, t) for t in _tensors("", expr.ty)]
+        return []
+
+
+def _tensors(name: str, ty: Any) -> tuple[TensorInfo, ...]:
+    if isinstance(ty, relax.TensorType):
+        shape = None
+        if isinstance(ty.shape, relax.ShapeExpr):
+            values = list(ty.shape.values)
+            if all(isinstance(v, tvm.tirx.IntImm) for v in values):
+                shape = tuple(int(v) for v in values)
+        return (TensorInfo(name, shape, str(ty.dtype), axis_names(max(ty.ndim, 0))),)
+    if isinstance(ty, relax.TupleType):
+        fields = [_tensors(f"{name}.{i}", f) for i, f in enumerate(ty.fields)]
+        return tuple(t for f in fields for t in f)
+    return ()
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (tvm.tirx.IntImm, tvm.tirx.FloatImm)):
+        return value.value
+    if isinstance(value, relax.ShapeExpr):
+        return tuple(_plain(v) for v in value.values)
+    if isinstance(value, relax.Tuple):
+        return tuple(_plain(f) for f in value.fields)
+    if hasattr(value, "__iter__"):
+        return tuple(_plain(v) for v in value)
+    return str(value)
+
+
+_ARGUMENTS = {kinds.SLICE: ("axes", "begin", "end", "strides")}
+
+
+def _plain_attrs(call: relax.Call) -> dict[str, Any]:
+    """Attributes, and the non-tensor arguments of the operators that have some, as plain Python values."""
+    attrs = {}
+    if call.attrs is not None:
+        fields = call.attrs.keys() if hasattr(call.attrs, "keys") else _field_names(call.attrs)
+        attrs = {str(k): _plain(call.attrs[k] if hasattr(call.attrs, "keys") else getattr(call.attrs, k)) for k in fields}
+    for name, arg in zip(_ARGUMENTS.get(call.op.name, ()), call.args[1:], strict=False):
+        attrs[name] = _plain(arg)
+    return attrs
+
+
+def _field_names(attrs: Any) -> list[str]:
+    return [f.name for f in type(attrs).__tvm_ffi_type_info__.fields]
+
+
+def _why_frozen(node: OpNode, dataflow: bool) -> str:
+    if not dataflow:
+        return "it is bound outside a dataflow block"
+    tensors = [o.info for o in node.operands] + list(node.results)
+    if any(t.shape is None for t in tensors):
+        return "a shape is not static"
+    axes = required_axes(node.op, node.attrs)
+    if axes is not None and any(not a.isalpha() or not a.isupper() for a in axes if a):
+        return f"the model already blocks it ({axes[0]})"
+    if node.op == kinds.CONV and sorted(axes[1] if axes else "") != sorted("OIHW"):
+        return f"unknown kernel layout {axes[1] if axes else ''}"
+    if node.operands and len(node.operands[0].info.axes) != 4 and len(node.result.axes) != 4:
+        return "it has no operand of four dimensions"
+    if node.op in kinds.BROADCAST and any(0 < len(t.axes) < 4 or len(t.axes) > 4 for t in tensors):
+        return "an operand has neither zero nor four dimensions"
+    if node.op == kinds.PAD and node.attrs.get("pad_mode", "constant") != "constant":
+        return f"pad mode {node.attrs['pad_mode']}"
+    return ""
+
+
+def _relations(graph: LayoutGraph) -> tuple[list[Relation], list[Pin]]:
+    relations, pins = [], []
+    for op in graph.ops:
+        if op.role is Role.FROZEN:
+            continue
+        axes = required_axes(op.op, op.attrs)
+        if axes is not None:
+            if op.operands[0].tensor is not None:
+                pins.append(Pin(op.name, op.operands[0].tensor, axes[0]))
+            pins.append(Pin(op.name, op.result.name, axes[2]))
+            continue
+        others = [o.tensor for o in op.operands if o.tensor is not None and len(o.info.axes) == 4]
+        others += [t.name for t in op.results if len(t.axes) == 4]
+        if op.op == kinds.PERMUTE:
+            order = op.attrs.get("axes") or tuple(reversed(range(4)))
+            if op.operands[0].tensor is not None:
+                relations.append(Relation(op.name, op.operands[0].tensor, op.result.name, tuple(a % 4 for a in order)))
+            continue
+        relations += [Relation(op.name, others[0], other) for other in others[1:]]
+    return relations, pins
+
+
+def _named(graph: LayoutGraph) -> LayoutGraph:
+    """The same graph with axis names, and with the operators frozen whose names conflict."""
+    relations, pins = _relations(graph)
+    tensors = [t.name for t in graph.tensors.values() if len(t.axes) == 4]
+    transposes = frozenset(op.name for op in graph.ops if op.op == kinds.PERMUTE)
+    naming = assign_names(tensors, relations, pins, transposes)
+
+    def rename(info: TensorInfo) -> TensorInfo:
+        return replace(info, axes=naming.names[info.name]) if info.name in naming.names else info
+
+    ops = []
+    for op in graph.ops:
+        results = tuple(rename(t) for t in op.results)
+        operands = [Operand(o.tensor, rename(o.info)) for o in op.operands]
+        axes = required_axes(op.op, op.attrs)
+        common = axes[0] if axes else (results[0].axes if results else "")
+        for index, operand in enumerate(operands):
+            if operand.tensor is None and len(operand.info.axes) == 4 and op.role is not Role.FROZEN:
+                name = axes[1] if axes and index == 1 else common
+                operands[index] = Operand(None, replace(operand.info, axes=name))
+        if axes and axes[1] and operands[1].tensor is not None and op.role is not Role.FROZEN:
+            operands[1] = Operand(operands[1].tensor, replace(operands[1].info, axes=axes[1]))
+        frozen = op.name in naming.set_apart
+        ops.append(
+            replace(
+                op,
+                results=results,
+                operands=tuple(operands),
+                role=Role.FROZEN if frozen else op.role,
+                why_frozen="its axes mean different things on its two sides" if frozen else op.why_frozen,
+            )
+        )
+    return LayoutGraph(tuple(rename(t) for t in graph.inputs), tuple(ops), graph.outputs)
+

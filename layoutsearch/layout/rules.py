@@ -1,0 +1,244 @@
+"""What a choice means for each operand and result of an operator, and when it is illegal.
+
+`operand_layouts` and `result_layouts` are the single source: the search counts transforms with them, the conversion
+answers from them, the verification compares against them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from layoutsearch.layout import kinds
+from layoutsearch.layout.candidate import Assignment, Candidate
+from layoutsearch.layout.graph import LayoutGraph, OpNode, TensorInfo, conv_info
+from layoutsearch.layout.kinds import Role
+from layoutsearch.layout.layout import Layout
+
+
+def initial_candidate(op: OpNode) -> Candidate:
+    """The operator's original layouts as a candidate."""
+    out = op.result.initial or Layout("A")
+    if op.op in kinds.CONVOLUTIONS:
+        return Candidate(Layout(op.operands[0].info.axes), Layout(op.operands[1].info.axes), out)
+    if op.operands and op.operands[0].info.initial is not None and op.role is Role.ANCHOR:
+        return Candidate.uniform(op.operands[0].info.initial)
+    if op.op in kinds.REDUCTIONS or op.op == kinds.PERMUTE:
+        return Candidate.uniform(op.operands[0].info.initial or Layout("A"))
+    return Candidate.uniform(out)
+
+
+def operand_layouts(op: OpNode, choice: Candidate | None) -> tuple[Layout | None, ...]:
+    """Layout of every (flattened) tensor operand under `choice`; None for scalars. `choice` None means frozen."""
+    if choice is None or op.role is Role.FROZEN:
+        return tuple(o.info.initial for o in op.operands)
+    if op.op in kinds.CONVOLUTIONS:
+        rest = tuple(o.info.initial for o in op.operands[2:])
+        return (choice.data, choice.kernel, *rest)
+    return tuple(_follow(choice.data, o.info, op) for o in op.operands)
+
+
+def result_layouts(op: OpNode, choice: Candidate | None) -> tuple[Layout | None, ...]:
+    """Layout of every result under `choice`; None for scalars."""
+    if choice is None or op.role is Role.FROZEN:
+        return tuple(t.initial for t in op.results)
+    if op.op in kinds.REDUCTIONS and not op.attrs["keepdims"]:
+        return tuple(t.initial for t in op.results)
+    return tuple(choice.out for _ in op.results)
+
+
+def _follow(layout: Layout, info: TensorInfo, op: OpNode) -> Layout | None:
+    """Layout of an operand of `op` that runs in `layout`: extents that broadcast are not split."""
+    if len(info.axes) != 4 or info.shape is None:
+        return info.initial
+    if op.op not in kinds.BROADCAST:
+        return layout
+    extents = dict(zip(info.axes, info.shape, strict=True))
+    full = dict(zip(op.result.axes, op.result.shape or (), strict=True))
+    return Layout(
+        "".join(
+            f"{1 if extents[a.letter.upper()] == 1 and full[a.letter.upper()] != 1 else a.factor}{a.letter}"
+            if a.is_inner
+            else a.letter
+            for a in layout.axes
+        )
+    )
+
+
+def why_illegal(op: OpNode, choice: Candidate) -> str | None:
+    """Why `op` cannot run as `choice`, or None when it can."""
+    if op.role is Role.FROZEN:
+        return f"{op.op} is frozen: {op.why_frozen or 'it has no layout inference'}"
+    if op.op in kinds.CONVOLUTIONS:
+        return _why_conv(op, choice)
+    if choice.kernel is not None or choice.data != choice.out:
+        return f"{op.op} has one layout, not {choice}"
+    info = op.operands[0].info if op.op in kinds.REDUCTIONS or op.op == kinds.PERMUTE else op.result
+    reason = _why_not(choice.data, info)
+    for check in (_FLEXIBLE_CHECKS.get(op.op), _check_operands):
+        if reason is None and check is not None:
+            reason = check(op, choice.data)
+    return reason
+
+
+def _why_not(layout: Layout, info: TensorInfo) -> str | None:
+    if info.shape is None or set(layout.primal) != set(info.axes):
+        return f"layout {layout} does not fit a tensor with axes {info.axes}"
+    if set(layout.blocks) - {"C"} and info.axes.isupper() and "C" in info.axes and "O" not in info.axes:
+        return f"layout {layout} blocks another axis than C"
+    extents = dict(zip(info.axes, info.shape, strict=True))
+    for axis, block in layout.blocks.items():
+        if extents[axis] % block:
+            return f"block {block} does not divide {axis}={extents[axis]}"
+    return None
+
+
+def _why_conv(op: OpNode, choice: Candidate) -> str | None:
+    data, kernel = op.operands[0].info, op.operands[1].info
+    if choice.kernel is None:
+        return f"{op.op} needs a kernel layout"
+    for layout, info in ((choice.data, data), (choice.kernel, kernel), (choice.out, op.result)):
+        reason = _why_not(layout, info)
+        if reason is not None:
+            return reason
+    return _why_conv_blocks(op, choice)
+
+
+def _why_conv_blocks(op: OpNode, choice: Candidate) -> str | None:
+    info = conv_info(op)
+    assert choice.kernel is not None
+    i, o = choice.data.block("C"), choice.out.block("C")
+    ki, ko = choice.kernel.block("I"), choice.kernel.block("O")
+    if set(choice.kernel.blocks) - {"I", "O"}:
+        return f"kernel layout {choice.kernel} blocks another axis than I and O"
+    if info.depthwise:
+        lanes = ki if op.op == kinds.CONV_TRANSPOSE else ko
+        if i != o or lanes != o or ki * ko != lanes:
+            return f"a depthwise convolution has one block for data, kernel and result, not {choice}"
+        return None
+    if (ki, ko) != (i, o):
+        return f"the kernel's blocks {ki}i{ko}o are not the data's {i} and the result's {o}"
+    if info.groups > 1 and (info.in_channels // info.groups % i or info.out_channels // info.groups % o):
+        return f"a block of {choice} crosses the groups"
+    return None
+
+
+def _check_concat(op: OpNode, layout: Layout) -> str | None:
+    for operand in op.operands:
+        reason = _why_not(layout, operand.info)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _check_split(op: OpNode, layout: Layout) -> str | None:
+    for result in op.results:
+        reason = _why_not(layout, result)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _check_reduction(op: OpNode, layout: Layout) -> str | None:
+    info = op.operands[0].info
+    reduced = {info.axes[a % len(info.axes)] for a in op.attrs["axis"] or range(len(info.axes))}
+    if reduced & set(layout.blocks):
+        return f"it reduces over the blocked axis of {layout}"
+    if op.attrs["keepdims"]:
+        return None
+    if layout.is_blocked:
+        return f"its result has fewer axes, which {layout} cannot name"
+    kept = [a for a in layout.primal if a not in reduced]
+    return None if kept == [a for a in info.axes if a not in reduced] else f"{layout} would permute its result"
+
+
+def _check_softmax(op: OpNode, layout: Layout) -> str | None:
+    axis = op.result.axes[op.attrs["axis"] % len(op.result.axes)]
+    return f"it runs over the blocked axis of {layout}" if axis in layout.blocks else None
+
+
+def _check_pad(op: OpNode, layout: Layout) -> str | None:
+    widths = op.attrs["pad_width"]
+    for index, axis in enumerate(op.result.axes):
+        if axis in layout.blocks and (widths[2 * index] or widths[2 * index + 1]):
+            return f"it pads the blocked axis of {layout}"
+    return None
+
+
+def _check_slice(op: OpNode, layout: Layout) -> str | None:
+    axes = {op.result.axes[a % len(op.result.axes)] for a in op.attrs["axes"]}
+    return f"it slices the blocked axis of {layout}" if axes & set(layout.blocks) else None
+
+
+def _check_operands(op: OpNode, layout: Layout) -> str | None:
+    """Every operand can be stored as the choice wants it; bool tensors are never blocked."""
+    if layout.is_blocked and "bool" in {t.dtype for t in (*op.results, *(o.info for o in op.operands))}:
+        return "TVM cannot lower a layout transform of bool"
+    for operand in op.operands:
+        wanted = _follow(layout, operand.info, op)
+        if wanted is not None and len(operand.info.axes) == 4:
+            reason = _why_not(wanted, operand.info)
+            if reason is not None and "axes" not in reason:
+                return reason
+    return None
+
+
+_FLEXIBLE_CHECKS: Mapping[str, Callable[[OpNode, Layout], str | None]] = {
+    kinds.CONCAT: _check_concat,
+    kinds.SPLIT: _check_split,
+    kinds.PAD: _check_pad,
+    kinds.SLICE: _check_slice,
+    **{name: _check_reduction for name in kinds.REDUCTIONS},
+    **{name: _check_softmax for name in kinds.SOFTMAX},
+}
+
+
+def check_assignment(graph: LayoutGraph, assignment: Assignment) -> list[tuple[str, str]]:
+    """(operator, reason) for everything in `assignment` that cannot be: unknown, missing, frozen or illegal choices."""
+    problems = [(name, "there is no such operator") for name in assignment if name not in graph.by_name]
+    for op in graph.ops:
+        choice = assignment.get(op.name)
+        if op.role is Role.FROZEN:
+            if choice is not None and choice != initial_candidate(op):
+                problems.append((op.name, why_illegal(op, choice) or ""))
+        elif choice is None:
+            problems.append((op.name, "the assignment has no choice for it"))
+        else:
+            reason = why_illegal(op, choice)
+            if reason is not None:
+                problems.append((op.name, reason))
+    return problems
+
+
+def initial_assignment(graph: LayoutGraph) -> dict[str, Candidate]:
+    """Every operator in its original layouts."""
+    return {op.name: initial_candidate(op) for op in graph.ops if op.role is not Role.FROZEN}
+
+
+def transforms_of(graph: LayoutGraph, assignment: Mapping[str, Candidate]) -> list[tuple[str, Layout, Layout]]:
+    """(tensor, from, to) of every transform the assignment needs, each once; model outputs want their original layout.
+
+    Constants are folded and do not count. Layouts are named by the tensor's own axes.
+    """
+    made: dict[str, Layout | None] = {t.name: t.initial for t in graph.inputs}
+    for op in graph.ops:
+        made.update(
+            {t.name: lay for t, lay in zip(op.results, result_layouts(op, assignment.get(op.name)), strict=True)}
+        )
+    needed: dict[tuple[str, str], tuple[str, Layout, Layout]] = {}
+
+    def want(tensor: str, layout: Layout | None, axes: str) -> None:
+        info, have = graph.tensors[tensor], made[tensor]
+        if layout is None or have is None:
+            return
+        letters = layout.over_letters(axes)
+        if letters != have.over_letters(info.axes):
+            needed.setdefault((tensor, letters), (tensor, have, Layout.from_letters(letters, info.axes)))
+
+    for op in graph.ops:
+        for operand, layout in zip(op.operands, operand_layouts(op, assignment.get(op.name)), strict=True):
+            if operand.tensor is not None:
+                want(operand.tensor, layout, operand.info.axes)
+    for tensor in graph.outputs:
+        want(tensor, graph.tensors[tensor].initial, graph.tensors[tensor].axes)
+    return list(needed.values())
