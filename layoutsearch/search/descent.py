@@ -6,7 +6,7 @@ has an answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -70,17 +70,28 @@ class Descent:
             out += new @ self._cost[t][made]
         return out
 
-    def improve(self, start: Sequence[int]) -> tuple[int, ...]:
-        """Descend from `start` until no single change helps; ties keep what is there, then the lowest index."""
+    def improve(
+        self, start: Sequence[int], *, allowed: Callable[[Sequence[int]], bool] | None = None
+    ) -> tuple[int, ...]:
+        """Descend from `start` until no single change helps; ties keep what is there, then the lowest index.
+
+        Args:
+            start: where to begin.
+            allowed: says whether an assignment may be visited; any if None.
+        """
         x = list(start)
         for _ in range(_MAX_SWEEPS):
             changed = False
             for i in range(len(x)):
                 local = self._local(i, x)
                 best = int(local.argmin())
-                if local[best] < local[x[i]] - 1e-12 * abs(local[x[i]]):
+                before = x[i]
+                if local[best] < local[before] - 1e-12 * abs(local[before]):
                     x[i] = best
-                    changed = True
+                    if allowed is None or allowed(x):
+                        changed = True
+                    else:
+                        x[i] = before
             if not changed:
                 break
         return tuple(x)

@@ -40,7 +40,7 @@ class Distance:
 
 @dataclass(frozen=True)
 class MilpResult:
-    """What HiGHS found: the assignment, its cost, a valid lower bound, and whether the two meet."""
+    """The best assignment known, its cost, a valid lower bound, and whether the two meet."""
 
     assignment: tuple[int, ...]
     cost: float
@@ -219,9 +219,10 @@ def solve_milp(
     if result.x is not None:
         found = tuple(int(np.argmax(result.x[columns])) for columns in model.x)
         # Rounding is exact up to HiGHS's tolerances; the cost is ours, computed from the assignment.
-        for candidate in [found] if distance else [found, Descent(problem).improve(found)]:
+        allowed = None if distance is None else distance.holds
+        for candidate in (found, Descent(problem).improve(found, allowed=allowed)):
             cost = problem.evaluate(candidate).total
-            holds = distance is None or distance.holds(candidate)
+            holds = allowed is None or allowed(candidate)
             if math.isfinite(cost) and holds and (best is None or cost < best[0]):
                 best = (cost, candidate)
     if best is None:

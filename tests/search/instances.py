@@ -58,3 +58,100 @@ def brute_force(problem: LayoutProblem) -> list[tuple[float, tuple[int, ...]]]:
         if total < math.inf:
             out.append((total, x))
     return sorted(out)
+
+
+class NetBuilder:
+    """Builds problems shaped like real networks: convolutions with separate input and output layouts, flexible ops.
+
+    `alike` makes layouts of about the same quality everywhere, as on a real device; without it every cost is drawn on
+    its own, which is far harder.
+    """
+
+    def __init__(self, seed: int, n_layouts: int, *, split_blocks: bool = False, alike: bool = True) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.n = n_layouts
+        self.alike = alike
+        self.nodes: list[Node] = []
+        self.made: list[tuple[int, ...]] = []
+        self.sizes: list[float] = []
+        self.uses: list[list[Use]] = []
+        square = itertools.product(range(n_layouts), repeat=2)
+        self.candidates = list(square) if split_blocks else [(k, k) for k in range(n_layouts)]
+        self.quality = self.rng.uniform(1, 2, n_layouts)
+        conversion = self.rng.uniform(0.6, 1.4, (n_layouts, n_layouts))
+        self.conversion = (conversion + conversion.T) / 2
+
+    def _node(
+        self, kind: str, size: float, costs: np.ndarray, layouts: list[tuple[int, int]], inputs: list[int]
+    ) -> int:
+        i = len(self.nodes)
+        self.nodes.append(Node(f"{kind}{i}", tuple(float(c) for c in costs)))
+        self.made.append(tuple(out for _, out in layouts))
+        self.sizes.append(size)
+        self.uses.append([])
+        for j in inputs:
+            self.uses[j].append(Use(i, tuple(into for into, _ in layouts)))
+        return i
+
+    def conv(self, size: float, *inputs: int) -> int:
+        pairs = self.candidates
+        if self.alike:
+            quality = np.array([(self.quality[i] + self.quality[o]) / 2 for i, o in pairs])
+            factor = quality * self.rng.lognormal(0, 0.25, len(pairs))
+        else:
+            factor = self.rng.uniform(1, 3, len(pairs))
+        return self._node("conv", size, 4 * size * factor, pairs, list(inputs))
+
+    def flexible(self, size: float, *inputs: int) -> int:
+        costs = size * 0.3 * self.rng.uniform(0.95, 1.05, self.n)
+        return self._node("flex", size, costs, [(k, k) for k in range(self.n)], list(inputs))
+
+    def problem(self) -> LayoutProblem:
+        """With the last node's value wanted in layout 0, as a model output."""
+        self.uses[-1].append(Use(None, (0,)))
+        tensors = []
+        for i, uses in enumerate(self.uses):
+            shape = (self.n, self.n)
+            cost = self.sizes[i] * (self.conversion if self.alike else self.rng.uniform(0.5, 2.5, shape))
+            np.fill_diagonal(cost := cost.copy(), 0.0)
+            tensors.append(Tensor(f"v{i}", i, self.made[i], tuple(uses), cost))
+        return LayoutProblem(tuple(self.nodes), tuple(tensors))
+
+
+def resnet50(seed: int = 0, n_layouts: int = 5, **kwargs: bool) -> LayoutProblem:
+    """Bottleneck blocks; a block's input is read by its first convolution and by the add or the projection."""
+    net = NetBuilder(seed, n_layouts, **kwargs)
+    x = net.flexible(2.0, net.conv(8.0))
+    for blocks, size in zip((3, 4, 6, 3), (8.0, 4.0, 2.0, 1.0), strict=True):
+        for b in range(blocks):
+            branch = net.conv(size, net.conv(size / 4, net.conv(size / 4, x)))
+            x = net.flexible(size, branch, net.conv(size, x) if b == 0 else x)
+    net.conv(0.1, net.flexible(0.1, x))
+    return net.problem()
+
+
+def densenet(seed: int = 0, n_layouts: int = 5, blocks: tuple[int, ...] = (6, 12, 24, 16), **kw: bool) -> LayoutProblem:
+    """Every layer reads one concat of all earlier layers of its block: wide, with many readers per tensor."""
+    net = NetBuilder(seed, n_layouts, **kw)
+    x = net.flexible(2.0, net.conv(8.0))
+    for n, size in zip(blocks, (1.0, 0.5, 0.25, 0.12), strict=False):
+        features = [x]
+        for layer in range(n):
+            joined = net.flexible(size * (layer + 2), *features) if layer else x
+            features.append(net.conv(size, net.conv(4 * size, joined)))
+        x = net.flexible(size * n / 8, net.conv(size * n / 2, net.flexible(size * (n + 2), *features)))
+    net.conv(0.1, x)
+    return net.problem()
+
+
+def chain(seed: int = 0, n_layouts: int = 5, length: int = 1000, **kwargs: bool) -> LayoutProblem:
+    """A long chain of convolutions with skips over up to ten nodes."""
+    net = NetBuilder(seed, n_layouts, **kwargs)
+    x = net.conv(1.0)
+    history = [x]
+    while len(net.nodes) < length:
+        x = net.conv(float(net.rng.uniform(0.3, 3)), x)
+        if net.rng.random() < 0.3 and len(history) > 10:
+            x = net.flexible(net.sizes[x], x, history[-int(net.rng.integers(2, 10))])
+        history.append(x)
+    return net.problem()
