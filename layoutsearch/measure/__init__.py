@@ -1,0 +1,1 @@
+"""Devices, builds, timing, and the record of what was measured."""

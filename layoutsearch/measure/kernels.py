@@ -1,0 +1,166 @@
+"""Time single kernels on a device, with cold weights, and survive what they do."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tvm
+
+from layoutsearch.measure.results import DeviceFailed, Measurement, RunFailed, Status
+from layoutsearch.measure.session import Session
+
+if TYPE_CHECKING:
+    from layoutsearch.measure.device import Device
+
+FLUSH = "cache_flush_cpu_non_first_arg"
+_FILL = "tvm.contrib.random.random_fill_for_measure"
+_FILL_BYTES_S = 2e7
+_MAX_BUFFER_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape (physical, in elements) and dtype of one argument."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * max(1, tvm.DataType(self.dtype).bits // 8)
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """A function of a library and its arguments, outputs included: activation first, output last."""
+
+    function: str
+    args: tuple[TensorSpec, ...]
+
+
+def time_kernels(
+    device: Device,
+    lib_path: str,
+    calls: Sequence[KernelCall],
+    *,
+    repeat: int,
+    warmup: int,
+    timeout_s: float,
+    flush: bool,
+) -> list[Measurement]:
+    """Upload a library once and time each call `repeat` times after `warmup` runs that do not count.
+
+    With `flush`, everything but the first argument (the activation) is out of the caches before each run, as weights
+    are within a model. A call that crashes is tried once more; one that crashes again, hangs beyond `timeout_s` or
+    raises is a typed failure, and the calls after it are still measured. When the device is gone, all calls from
+    there on are infrastructure failures.
+    """
+    if repeat < 1 or warmup < 1:
+        raise ValueError(f"repeat and warmup are at least 1, not {repeat} and {warmup}")
+    results: list[Measurement] = []
+    library = _Library(device, lib_path)
+    for call in calls:
+        began = time.monotonic()
+        try:
+            samples = _with_retry(library, call, repeat, warmup, timeout_s, flush)
+            results.append(Measurement(Status.OK, samples, "", time.monotonic() - began))
+        except RunFailed as failure:
+            results.append(Measurement.failed(failure, time.monotonic() - began))
+            if isinstance(failure, (DeviceFailed, _LoadFailed)):
+                rest = Measurement(failure.status, (), failure.message)
+                return results + [rest] * (len(calls) - len(results))
+    return results
+
+
+class _LoadFailed(RunFailed):
+    """The library itself does not load: no call of it can be measured."""
+
+
+class _Library:
+    """A library on the device, loaded again when the session has changed."""
+
+    def __init__(self, device: Device, path: str) -> None:
+        self._device, self._path = device, path
+        self._session: Session | None = None
+        self._module: Any = None
+        self._size = os.path.getsize(path)
+
+    def get(self, need_s: float) -> tuple[Session, Any]:
+        session = self._session
+        if session is None or session.broken or session.remaining_s < need_s:
+            self._session = self._module = None
+            limit = Session.transfer_s(self._size)
+            session = self._device.session(need_s + limit)
+            try:
+                with session.deadline(limit):
+                    self._module = session.load(self._path)
+            except RunFailed as failure:
+                raise _LoadFailed(failure.status, f"loading the library: {failure.message}") from None
+            self._session = session
+        return session, self._module
+
+
+def _with_retry(
+    library: _Library, call: KernelCall, repeat: int, warmup: int, timeout_s: float, flush: bool
+) -> tuple[float, ...]:
+    try:
+        return _time_call(library, call, repeat, warmup, timeout_s, flush)
+    except RunFailed as failure:
+        if failure.status is not Status.CRASH:
+            raise
+    return _time_call(library, call, repeat, warmup, timeout_s, flush)
+
+
+def _time_call(
+    library: _Library, call: KernelCall, repeat: int, warmup: int, timeout_s: float, flush: bool
+) -> tuple[float, ...]:
+    fill_s = 10.0 + sum(spec.nbytes for spec in call.args) / _FILL_BYTES_S
+    session, module = library.get(fill_s + timeout_s)
+    with session.deadline(fill_s):
+        args = _buffers(session, call.args)
+    with session.deadline(timeout_s):
+        # The evaluator makes one run of its own before the first that it counts.
+        evaluate = module.time_evaluator(
+            call.function, session.cpu, number=1, repeat=warmup - 1 + repeat, f_preproc=FLUSH if flush else ""
+        )
+        seconds = evaluate(*args).results
+    return tuple(s * 1e6 for s in seconds[warmup - 1 :])
+
+
+def _buffers(session: Session, specs: Sequence[TensorSpec]) -> list[Any]:
+    """Device tensors for the arguments, kept in the session for the calls that follow.
+
+    What was an output never comes back as an input, so that values do not pile up to infinities or denormals.
+    """
+    used: Counter[tuple[TensorSpec, bool]] = Counter()
+    keys = []
+    for index, spec in enumerate(specs):
+        role = (spec, index == len(specs) - 1)
+        keys.append((*role, used[role]))
+        used[role] += 1
+    missing = [key for key in keys if key not in session.buffers]
+    size = sum(key[0].nbytes for key in session.buffers) + sum(key[0].nbytes for key in missing)  # type: ignore[index]
+    if size > _MAX_BUFFER_BYTES:
+        session.buffers.clear()
+        missing = keys
+    for key in missing:
+        session.buffers[key] = _new_tensor(session, key[0])
+    return [session.buffers[key] for key in keys]
+
+
+def _new_tensor(session: Session, spec: TensorSpec) -> Any:
+    """Random floats made on the device; zeros for anything else, since random integers are wild indices."""
+    fill = session.function(_FILL) if spec.dtype.startswith("float") else None
+    if fill is None:
+        return tvm.runtime.tensor(np.zeros(spec.shape, spec.dtype), device=session.cpu)
+    tensor = tvm.runtime.empty(spec.shape, spec.dtype, session.cpu)
+    fill(tensor)
+    return tensor

@@ -1,0 +1,108 @@
+"""What came of a measurement: samples, or a failure with a type."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from enum import Enum
+
+from layoutsearch.errors import DeviceError, LayoutSearchError
+
+
+class Status(str, Enum):
+    """How a measurement or a build ended."""
+
+    OK = "ok"
+    TIMEOUT = "timeout"
+    CRASH = "crash"
+    ERROR = "error"
+    NO_DEVICE = "no_device"
+    NO_TRACKER = "no_tracker"
+    BUILD_ERROR = "build_error"
+    BUILD_CRASH = "build_crash"
+    BUILD_TIMEOUT = "build_timeout"
+    INFEASIBLE = "infeasible"
+
+    @property
+    def is_infrastructure(self) -> bool:
+        """True where the failure says nothing about what was to be measured, so that it may not be recorded as such."""
+        return self in (Status.NO_DEVICE, Status.NO_TRACKER)
+
+
+class RunFailed(LayoutSearchError):
+    """A run on a device, or a build, that failed in a known way.
+
+    Attributes:
+        status: The kind of failure, never `Status.OK`.
+        message: One line.
+    """
+
+    def __init__(self, status: Status, message: str) -> None:
+        super().__init__(f"{status.value}: {message}")
+        self.status = status
+        self.message = message
+
+
+class DeviceFailed(RunFailed, DeviceError):
+    """No tracker, or no device to run on: a failure of the infrastructure."""
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Samples of one kernel or model, or why there are none.
+
+    Attributes:
+        status: `Status.OK` with at least one sample, anything else with `error`.
+        samples_us: Microseconds, in the order in which they were taken.
+        error: One line; empty when the status is ok.
+        wall_s: Seconds that the measurement took, set-up included.
+    """
+
+    status: Status
+    samples_us: tuple[float, ...] = ()
+    error: str = ""
+    wall_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.ok and not self.samples_us:
+            raise ValueError("a measurement that is ok has at least one sample")
+
+    @classmethod
+    def failed(cls, failure: RunFailed, wall_s: float = 0.0) -> Measurement:
+        """The measurement that `failure` leaves behind."""
+        return cls(failure.status, (), failure.message, wall_s)
+
+    @property
+    def ok(self) -> bool:
+        """True if there are samples."""
+        return self.status is Status.OK
+
+    @property
+    def is_infrastructure(self) -> bool:
+        """See `Status.is_infrastructure`."""
+        return self.status.is_infrastructure
+
+    @property
+    def median_us(self) -> float:
+        """Median sample in microseconds; infinite for a failure, so that it never wins a comparison."""
+        return statistics.median(self.samples_us) if self.samples_us else float("inf")
+
+    @property
+    def spread(self) -> float:
+        """Interquartile range over the median; 0 with fewer than two samples."""
+        if len(self.samples_us) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.samples_us, n=4, method="inclusive")
+        return (high - low) / self.median_us if self.median_us > 0 else 0.0
+
+
+def one_line(error: object, limit: int = 300) -> str:
+    """The line of an error text that says most: TVM puts a stack trace before or after its message."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    noise = ("Stack trace", "Traceback", "File ", "at ", "[bt]", "Error caught from RPC call", "RPCError:", "^")
+    useful = [line for line in lines if line and not line.startswith(noise)]
+    text = useful[0] if useful else next((line for line in lines if line), type(error).__name__)
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,45 @@
+"""Functions that a session of our server offers beyond TVM's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from pathlib import Path
+
+IDENTITY = "layoutsearch.server.identity"
+_FEATURES = re.compile(r"^(sse4_[12]|avx.*|fma|f16c|bmi[12]|amx.*|vnni|asimd.*|neon|sve.*|i8mm|bf16|fphp|vfpv4)$")
+
+
+def register(folder: str) -> None:
+    """Register what a client may call; uploads go to and come from `folder`."""
+    import tvm_ffi
+    from tvm.runtime.module import load_module
+
+    @tvm_ffi.register_global_func("tvm.rpc.server.workpath", override=True)
+    def workpath(path: str) -> str:
+        return os.path.join(folder, path)
+
+    @tvm_ffi.register_global_func("tvm.rpc.server.load_module", override=True)
+    def load(path: str) -> object:
+        return load_module(os.path.join(folder, path))
+
+    @tvm_ffi.register_global_func(IDENTITY, override=True)
+    def identity() -> str:
+        return json.dumps(describe_cpu())
+
+
+def describe_cpu() -> dict[str, object]:
+    """CPU name, instruction sets that matter to kernels, and cores that this process may use."""
+    info: dict[str, str] = {}
+    path = Path("/proc/cpuinfo")
+    if path.exists():
+        for line in path.read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            info.setdefault(name.strip(), value.strip())
+    part = " ".join(filter(None, [info.get("CPU implementer"), info.get("CPU part")]))
+    cpu = info.get("model name") or (f"arm {part}" if part else "") or platform.processor() or platform.machine()
+    flags = (info.get("flags") or info.get("Features") or "").split()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cpu": cpu, "features": sorted(filter(_FEATURES.match, flags)), "cores": cores}
