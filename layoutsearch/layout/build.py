@@ -45,15 +45,15 @@ class _Reader:
     def graph(self) -> LayoutGraph:
         inputs = []
         for param in self.main.params:
-            tensors = _tensors(param.name_hint, param.ty)
+            tensors = _tensors(param.name, param.ty)
             self.values[param] = _Value(tensors)
             inputs.extend(tensors)
         for block in self.main.body.blocks:
             inside = isinstance(block, relax.DataflowBlock)
             for binding in block.bindings:
                 self._bind(binding, inside)
-        outputs = tuple(o.tensor for o in self._operands(self.main.body.body) if o.tensor is not None)
-        return _named(LayoutGraph(tuple(inputs), tuple(self.ops), outputs))
+        outputs = tuple(self._operands(self.main.body.body))
+        return _without_views(_named(LayoutGraph(tuple(inputs), tuple(self.ops), outputs)))
 
     def _bind(self, binding: relax.Binding, inside: bool) -> None:
         var, value = binding.var, binding.value
@@ -65,7 +65,7 @@ class _Reader:
         elif isinstance(value, relax.Tuple):
             self.values[var] = _Value(tuple(o.info for o in self._operands(value)))
         else:
-            results = _tensors(var.name_hint, var.ty)
+            results = _tensors(var.name, var.ty)
             self.values[var] = _Value(results)
             self.ops.append(self._op(var, value, results, inside and isinstance(var, relax.DataflowVar)))
 
@@ -76,8 +76,8 @@ class _Reader:
         operands = tuple(o for a in value.args for o in self._operands(a)) if isinstance(value, relax.Call) else ()
         role = kinds.role_of(op)
         node = OpNode(
-            name=var.name_hint,
-            id=self.ids.get(var.name_hint, var.name_hint),
+            name=var.name,
+            id=self.ids.get(var.name, var.name),
             op=op,
             kind=kind_of(value) if is_call else op,
             role=role,
@@ -95,7 +95,7 @@ class _Reader:
             return [o for f in expr.fields for o in self._operands(f)]
         if isinstance(expr, relax.TupleGetItem):
             return [self._operands(expr.tuple_value)[expr.index]]
-        if isinstance(expr, relax.Constant):
+        if isinstance(expr, tvm.ir.GenericConst):
             return [Operand(None, t) for t in _tensors("", expr.ty)]
         return []
 
@@ -136,7 +136,9 @@ def _plain_attrs(call: relax.Call) -> dict[str, Any]:
     attrs = {}
     if call.attrs is not None:
         fields = call.attrs.keys() if hasattr(call.attrs, "keys") else _field_names(call.attrs)
-        attrs = {str(k): _plain(call.attrs[k] if hasattr(call.attrs, "keys") else getattr(call.attrs, k)) for k in fields}
+        attrs = {
+            str(k): _plain(call.attrs[k] if hasattr(call.attrs, "keys") else getattr(call.attrs, k)) for k in fields
+        }
     for name, arg in zip(_ARGUMENTS.get(call.op.name, ()), call.args[1:], strict=False):
         attrs[name] = _plain(arg)
     return attrs
@@ -175,6 +177,8 @@ def _relations(graph: LayoutGraph) -> tuple[list[Relation], list[Pin]]:
         if axes is not None:
             if op.operands[0].tensor is not None:
                 pins.append(Pin(op.name, op.operands[0].tensor, axes[0]))
+            if axes[1] and op.operands[1].tensor is not None:
+                pins.append(Pin(op.name, op.operands[1].tensor, axes[1]))
             pins.append(Pin(op.name, op.result.name, axes[2]))
             continue
         others = [o.tensor for o in op.operands if o.tensor is not None and len(o.info.axes) == 4]
@@ -208,8 +212,6 @@ def _named(graph: LayoutGraph) -> LayoutGraph:
             if operand.tensor is None and len(operand.info.axes) == 4 and op.role is not Role.FROZEN:
                 name = axes[1] if axes and index == 1 else common
                 operands[index] = Operand(None, replace(operand.info, axes=name))
-        if axes and axes[1] and operands[1].tensor is not None and op.role is not Role.FROZEN:
-            operands[1] = Operand(operands[1].tensor, replace(operands[1].info, axes=axes[1]))
         frozen = op.name in naming.set_apart
         ops.append(
             replace(
@@ -220,5 +222,27 @@ def _named(graph: LayoutGraph) -> LayoutGraph:
                 why_frozen="its axes mean different things on its two sides" if frozen else op.why_frozen,
             )
         )
-    return LayoutGraph(tuple(rename(t) for t in graph.inputs), tuple(ops), graph.outputs)
+    outputs = tuple(Operand(o.tensor, rename(o.info)) for o in graph.outputs)
+    return LayoutGraph(tuple(rename(t) for t in graph.inputs), tuple(ops), outputs)
 
+
+def _without_views(graph: LayoutGraph) -> LayoutGraph:
+    """Let the consumers of every transpose that only renames axes read the tensor behind it."""
+    views: dict[str, Operand] = {}
+
+    def behind(operand: Operand) -> Operand:
+        if operand.tensor in views:
+            return Operand(views[operand.tensor].tensor, operand.info)
+        return operand
+
+    ops = []
+    for op in graph.ops:
+        operands = tuple(behind(o) for o in op.operands)
+        if op.op == kinds.PERMUTE and op.role is Role.FLEXIBLE and operands[0].tensor is not None:
+            views[op.result.name] = Operand(operands[0].tensor, op.result)
+        else:
+            role, why = (
+                (Role.FROZEN, "its operand is a constant") if op.op == kinds.PERMUTE else (op.role, op.why_frozen)
+            )
+            ops.append(replace(op, operands=operands, role=role, why_frozen=why))
+    return LayoutGraph(graph.inputs, tuple(ops), tuple(behind(o) for o in graph.outputs), views)

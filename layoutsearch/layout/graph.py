@@ -1,13 +1,14 @@
 """The layout graph: what every operator of the canonical module reads and makes, free of TVM objects.
 
 Tensors of four dimensions carry *axis names* in logical order (`NCHW` for what an NCHW convolution made, `NHWC` after
-the transpose of such a tensor), so that one layout string means the same memory on both sides of every operator, and a
-transpose is a renaming that moves nothing.
+the transpose of such a tensor), so that one layout string means the same memory on both sides of every operator. A
+transpose of the model is then only a *view*: the same memory with its axes in another order. Its consumers read the
+tensor behind it, and the transforms that remain are the ones the layouts need.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -51,7 +52,12 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Operand:
-    """One tensor operand; `tensor` is None for a constant, whose layout changes cost nothing."""
+    """One tensor operand.
+
+    Attributes:
+        tensor: the tensor that is read, behind any transposes; None for a constant, whose layout changes cost nothing.
+        info: the operand as the operator sees it, its axes in the order of the last transpose.
+    """
 
     tensor: str | None
     info: TensorInfo
@@ -79,11 +85,19 @@ class OpNode:
 
 @dataclass(frozen=True)
 class LayoutGraph:
-    """Operators in program order, with the model's inputs and outputs."""
+    """Operators in program order, with the model's inputs and outputs.
+
+    Attributes:
+        inputs: the model's inputs, weights that are parameters included.
+        ops: every operator but the transposes that are views.
+        outputs: what `main` returns, flattened.
+        views: transposes that move nothing, by bound variable, with the tensor behind each.
+    """
 
     inputs: tuple[TensorInfo, ...]
     ops: tuple[OpNode, ...]
-    outputs: tuple[str, ...]
+    outputs: tuple[Operand, ...]
+    views: Mapping[str, Operand] = field(default_factory=dict, hash=False)
 
     @cached_property
     def by_name(self) -> dict[str, OpNode]:
@@ -168,11 +182,6 @@ def required_axes(op: str, attrs: Mapping[str, Any]) -> tuple[str, str, str] | N
     if op == kinds.RESIZE:
         return attrs["layout"], "", attrs["layout"]
     return None
-
-
-def frozen_names(ops: Iterable[OpNode]) -> set[str]:
-    """Names of the operators that keep their original layout."""
-    return {op.name for op in ops if op.role is Role.FROZEN}
 
 
 def _dtype_bytes(dtype: str) -> int:

@@ -69,9 +69,7 @@ def _neighbours(links: Sequence[Relation]) -> dict[str, list[tuple[str, tuple[in
     return near
 
 
-def _propagate(
-    links: Sequence[Relation], pins: Sequence[Pin]
-) -> tuple[dict[str, str], tuple[set[str], str] | None]:
+def _propagate(links: Sequence[Relation], pins: Sequence[Pin]) -> tuple[dict[str, str], tuple[set[str], str] | None]:
     near, names = _neighbours(links), {}
     for pin in pins:
         if pin.tensor in names:

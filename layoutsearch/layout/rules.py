@@ -7,7 +7,6 @@ answers from them, the verification compares against them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from layoutsearch.layout import kinds
 from layoutsearch.layout.candidate import Assignment, Candidate
@@ -23,7 +22,7 @@ def initial_candidate(op: OpNode) -> Candidate:
         return Candidate(Layout(op.operands[0].info.axes), Layout(op.operands[1].info.axes), out)
     if op.operands and op.operands[0].info.initial is not None and op.role is Role.ANCHOR:
         return Candidate.uniform(op.operands[0].info.initial)
-    if op.op in kinds.REDUCTIONS or op.op == kinds.PERMUTE:
+    if op.op in kinds.REDUCTIONS:
         return Candidate.uniform(op.operands[0].info.initial or Layout("A"))
     return Candidate.uniform(out)
 
@@ -73,7 +72,7 @@ def why_illegal(op: OpNode, choice: Candidate) -> str | None:
         return _why_conv(op, choice)
     if choice.kernel is not None or choice.data != choice.out:
         return f"{op.op} has one layout, not {choice}"
-    info = op.operands[0].info if op.op in kinds.REDUCTIONS or op.op == kinds.PERMUTE else op.result
+    info = op.operands[0].info if op.op in kinds.REDUCTIONS else op.result
     reason = _why_not(choice.data, info)
     for check in (_FLEXIBLE_CHECKS.get(op.op), _check_operands):
         if reason is None and check is not None:
@@ -188,8 +187,8 @@ _FLEXIBLE_CHECKS: Mapping[str, Callable[[OpNode, Layout], str | None]] = {
     kinds.SPLIT: _check_split,
     kinds.PAD: _check_pad,
     kinds.SLICE: _check_slice,
-    **{name: _check_reduction for name in kinds.REDUCTIONS},
-    **{name: _check_softmax for name in kinds.SOFTMAX},
+    **dict.fromkeys(kinds.REDUCTIONS, _check_reduction),
+    **dict.fromkeys(kinds.SOFTMAX, _check_softmax),
 }
 
 
@@ -215,30 +214,31 @@ def initial_assignment(graph: LayoutGraph) -> dict[str, Candidate]:
     return {op.name: initial_candidate(op) for op in graph.ops if op.role is not Role.FROZEN}
 
 
+def made_layouts(graph: LayoutGraph, assignment: Assignment) -> dict[str, Layout | None]:
+    """The layout every tensor is made in; None for scalars."""
+    made: dict[str, Layout | None] = {t.name: t.initial for t in graph.inputs}
+    for op in graph.ops:
+        layouts = result_layouts(op, assignment.get(op.name))
+        made.update({t.name: layout for t, layout in zip(op.results, layouts, strict=True)})
+    return made
+
+
 def transforms_of(graph: LayoutGraph, assignment: Mapping[str, Candidate]) -> list[tuple[str, Layout, Layout]]:
     """(tensor, from, to) of every transform the assignment needs, each once; model outputs want their original layout.
 
-    Constants are folded and do not count. Layouts are named by the tensor's own axes.
+    Constants are folded and do not count.
     """
-    made: dict[str, Layout | None] = {t.name: t.initial for t in graph.inputs}
-    for op in graph.ops:
-        made.update(
-            {t.name: lay for t, lay in zip(op.results, result_layouts(op, assignment.get(op.name)), strict=True)}
-        )
-    needed: dict[tuple[str, str], tuple[str, Layout, Layout]] = {}
+    made = made_layouts(graph, assignment)
+    needed: dict[tuple[str, Layout], tuple[str, Layout, Layout]] = {}
 
-    def want(tensor: str, layout: Layout | None, axes: str) -> None:
-        info, have = graph.tensors[tensor], made[tensor]
-        if layout is None or have is None:
-            return
-        letters = layout.over_letters(axes)
-        if letters != have.over_letters(info.axes):
-            needed.setdefault((tensor, letters), (tensor, have, Layout.from_letters(letters, info.axes)))
+    def want(tensor: str | None, layout: Layout | None) -> None:
+        have = made[tensor] if tensor is not None else None
+        if tensor is not None and layout is not None and have is not None and layout != have:
+            needed.setdefault((tensor, layout), (tensor, have, layout))
 
     for op in graph.ops:
         for operand, layout in zip(op.operands, operand_layouts(op, assignment.get(op.name)), strict=True):
-            if operand.tensor is not None:
-                want(operand.tensor, layout, operand.info.axes)
-    for tensor in graph.outputs:
-        want(tensor, graph.tensors[tensor].initial, graph.tensors[tensor].axes)
+            want(operand.tensor, layout)
+    for output in graph.outputs:
+        want(output.tensor, output.info.initial)
     return list(needed.values())

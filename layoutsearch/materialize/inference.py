@@ -117,7 +117,9 @@ def current_layouts(var_layouts: Any, expr: relax.Expr) -> list[str | None]:
         return list(leaves(var_layouts[expr]))
     if isinstance(expr, relax.Tuple):
         return [x for f in expr.fields for x in current_layouts(var_layouts, f)]
-    return [axis_names(t.ndim) if isinstance(t, relax.TensorType) and t.ndim >= 0 else None for t in _leaf_types(expr.ty)]
+    return [
+        axis_names(t.ndim) if isinstance(t, relax.TensorType) and t.ndim >= 0 else None for t in _leaf_types(expr.ty)
+    ]
 
 
 def relayout_possible(have: str | None, want: str | None) -> bool:
@@ -147,7 +149,10 @@ def _stored(ty: Any, letters: str | None) -> Any:
             shape.append(axis.factor)
             continue
         extent, block = extents[axis.letter], layout.block(axis.letter)
-        if block > 1 and (not isinstance(extent, tvm.tirx.IntImm) or int(extent) % block):
+        if block > 1 and not isinstance(extent, tvm.tirx.IntImm):
+            # TVM pads a symbolic extent; nothing can be compared. The search itself freezes such operators.
+            return relax.TensorType(dtype=ty.dtype, ndim=layout.ndim)
+        if block > 1 and int(extent) % block:
             raise ValueError(f"block {block} does not divide {extent}")
         shape.append(int(extent) // block if block > 1 else extent)
     return relax.TensorType(shape, ty.dtype)
@@ -177,8 +182,6 @@ def _type_checks(call: relax.Call, out: Any) -> bool:
     converted = relax.BlockBuilder().normalize(relax.Call(call.op, args, attrs, call.ty_args))
     wanted = [_stored(t, lay) for t, lay in zip(_leaf_types(call.ty), leaves(out.output_layouts[0]), strict=False)]
     return all(
-        not isinstance(got, relax.TensorType)
-        or want.shape is None
-        or tvm_ffi.structural_equal(got.shape, want.shape)
+        not isinstance(got, relax.TensorType) or want.shape is None or tvm_ffi.structural_equal(got.shape, want.shape)
         for got, want in zip(_leaf_types(converted.ty), wanted, strict=False)
     )
