@@ -43,7 +43,7 @@ class _Reader:
         self.ops: list[OpNode] = []
 
     def graph(self) -> LayoutGraph:
-        inputs = []
+        inputs: list[TensorInfo] = []
         for param in self.main.params:
             tensors = _tensors(param.name, param.ty)
             self.values[param] = _Value(tensors)

@@ -70,7 +70,8 @@ def _neighbours(links: Sequence[Relation]) -> dict[str, list[tuple[str, tuple[in
 
 
 def _propagate(links: Sequence[Relation], pins: Sequence[Pin]) -> tuple[dict[str, str], tuple[set[str], str] | None]:
-    near, names = _neighbours(links), {}
+    near = _neighbours(links)
+    names: dict[str, str] = {}
     for pin in pins:
         if pin.tensor in names:
             if names[pin.tensor] != pin.names:

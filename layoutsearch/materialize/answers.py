@@ -106,7 +106,8 @@ def _reduction(call: relax.Call, op: OpNode, choice: Candidate) -> tuple[dict[st
 
 
 def _pad(call: relax.Call, op: OpNode, choice: Candidate) -> tuple[dict[str, Any], dict[int, Any]]:
-    width = dict(zip(op.result.axes, zip(op.attrs["pad_width"][::2], op.attrs["pad_width"][1::2], strict=True)))
+    flat = op.attrs["pad_width"]
+    width = {axis: (flat[2 * i], flat[2 * i + 1]) for i, axis in enumerate(op.result.axes)}
     widths = [w for a in choice.data.axes for w in ((0, 0) if a.is_inner else width[a.letter])]
     return {"pad_width": widths}, {}
 
