@@ -1,0 +1,18 @@
+"""Schedule templates: what a fused kernel computes goes in, a parallel vectorised kernel comes out."""
+
+from layoutsearch.schedule.audit import audit
+from layoutsearch.schedule.dispatch import apply, candidates, default
+from layoutsearch.schedule.target import TargetInfo
+from layoutsearch.schedule.value import TEMPLATES, Schedule, ScheduleError, TemplateSpec
+
+__all__ = [
+    "TEMPLATES",
+    "Schedule",
+    "ScheduleError",
+    "TargetInfo",
+    "TemplateSpec",
+    "apply",
+    "audit",
+    "candidates",
+    "default",
+]

@@ -1,0 +1,1 @@
+"""Tensor-expression definitions of the operators in every candidate layout. They say what is computed, never how fast."""

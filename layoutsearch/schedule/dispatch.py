@@ -1,0 +1,72 @@
+"""The entry points: which schedules a fused kernel may have, and the kernel under one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import tirx
+
+from layoutsearch.schedule import builder as b
+from layoutsearch.schedule.anatomy import Anatomy, Epilogue, Opaque, Stage, epilogue
+from layoutsearch.schedule.contraction import contraction
+from layoutsearch.schedule.target import TargetInfo
+from layoutsearch.schedule.templates import channels, reshape
+from layoutsearch.schedule.templates.loops import emit_stage, inline_pointwise
+from layoutsearch.schedule.value import Schedule, ScheduleError
+
+LOOPS = Schedule.make("loops")
+RESHAPE = Schedule.make("reshape")
+
+
+def candidates(func: tirx.PrimFunc, target: TargetInfo) -> list[Schedule]:
+    """The legal schedules of a fused, unscheduled kernel, best guesses first; at least one.
+
+    Raises:
+        ScheduleError: `func` is not a function as `te` and FuseTIR make it.
+    """
+    if reshape.is_reshape(func):
+        return [RESHAPE]
+    c = contraction(Anatomy.of(func))
+    return channels.schedules(c, target) if c is not None else [LOOPS]
+
+
+def default(func: tirx.PrimFunc, target: TargetInfo) -> Schedule:
+    """The schedule to use where nothing was measured."""
+    return candidates(func, target)[0]
+
+
+def apply(func: tirx.PrimFunc, schedule: Schedule, target: TargetInfo) -> tirx.PrimFunc:
+    """The kernel under `schedule`: same parameters, `tirx.is_scheduled` set, no global symbol.
+
+    Raises:
+        ScheduleError: the schedule does not fit the kernel.
+    """
+    if schedule.template == "reshape":
+        if not reshape.is_reshape(func):
+            raise ScheduleError("schedule template reshape needs a kernel that only reshapes, this one computes")
+        return reshape.emit(func, target)
+    anatomy = Anatomy.of(func)
+    if schedule.template == "loops":
+        return _finish(anatomy, _generic(anatomy, anatomy.stages, target))
+    c = contraction(anatomy)
+    if c is None:
+        raise ScheduleError(f"schedule template {schedule.template} needs a convolution or matmul, the kernel has none")
+    tail = epilogue(anatomy)
+    rest: Sequence[Stage | Opaque] = ()
+    if tail is None:
+        # What follows is not pointwise: the anchor is stored as it is, the rest gets loops of its own.
+        tail = Epilogue(c.output, (), {}, True)
+        rest = anatomy.stages[c.position + 1 :]
+    before = [s for s in anatomy.stages[: c.position] if s is not c.pad]
+    main = channels.ChannelsKernel(c, tail, schedule, target).emit(target.threads)
+    return _finish(anatomy, [*_generic(anatomy, before, target), main, *_generic(anatomy, rest, target)])
+
+
+def _generic(anatomy: Anatomy, stages: Sequence[Stage | Opaque], target: TargetInfo) -> list[tirx.Stmt]:
+    return [emit_stage(s, target) for s in inline_pointwise(stages, anatomy)]
+
+
+def _finish(anatomy: Anatomy, stages: Sequence[tirx.Stmt]) -> tirx.PrimFunc:
+    used = {buffer for s in stages for buffer in (*b.stored_buffers(s), *(load.source for load in b.buffer_loads(s)))}
+    allocated = [i for i in anatomy.intermediates if i in used]
+    return b.finish(anatomy.func, allocated, stages)

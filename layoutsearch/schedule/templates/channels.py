@@ -1,0 +1,356 @@
+"""Contractions vectorised over output channels: packed and channels-last convolutions, depthwise, matmul.
+
+A tile of `tile` pixels by `vectors` vectors of output channels is accumulated in registers: every step loads the vectors
+of weights once, and each pixel's input element is broadcast against them. The border is not padded: tiles that touch it
+are emitted apart with the taps that fall outside left out, and rows clip the range of their taps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from layoutsearch.schedule import builder as b
+from layoutsearch.schedule.anatomy import Epilogue
+from layoutsearch.schedule.contraction import Contraction, Phase
+from layoutsearch.schedule.indexing import Coordinate, Expr, Split
+from layoutsearch.schedule.target import TargetInfo
+from layoutsearch.schedule.value import Schedule, ScheduleError
+
+
+@dataclass(frozen=True)
+class Run:
+    """`count` vectors of `width` output channels in a tile."""
+
+    count: int
+    width: int
+    channel: Callable[[Expr, Expr], Coordinate]
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """How output channels are cut into vectors.
+
+    Attributes:
+        mode: `broadcast` (all lanes use the same input channel), `own` (depthwise: each lane its own, contiguous) or
+            `gather` (groups narrower than a vector: each lane its group's).
+        spaces: Independent ranges of channels (the groups in mode broadcast, else one).
+        span: Channels of one space.
+        width: Lanes of a vector.
+    """
+
+    mode: str
+    spaces: int
+    span: int
+    width: int
+
+    @classmethod
+    def of(cls, c: Contraction, target: TargetInfo) -> Lanes:
+        """The widest vectors that the blocks of all tensors allow."""
+        if c.depthwise or c.groups == 1:
+            mode, spaces, span = ("own" if c.depthwise else "broadcast"), 1, c.out_channels
+        else:
+            mode, spaces, span = "broadcast", c.groups, c.out_per_group
+            if _width(span, (*c.lane_blocks, span) if c.lane_blocks else (), target.lanes) < min(4, target.lanes):
+                mode, spaces, span = "gather", 1, c.out_channels
+        blocks = (*c.lane_blocks, span) if c.lane_blocks else ()
+        return cls(mode, spaces, span, _width(span, blocks, target.lanes))
+
+    @property
+    def full(self) -> int:
+        """Whole vectors of one space."""
+        return self.span // self.width
+
+    def tiles(self, vectors: int) -> int:
+        """Tiles of one space."""
+        return -(-self.full // vectors) if self.span % self.width == 0 else self.full // vectors + 1
+
+    def runs(self, vectors: int, last: bool, space: Expr, tile: Expr) -> list[Run]:
+        """The vectors of a tile: whole ones, and in the last tile the narrower ones of the rest."""
+        width, full = self.width, self.full
+
+        def whole(u: Expr, lane: Expr) -> Coordinate:
+            if self.span % width == 0:
+                return Split(space * full + (tile * vectors + u), width, lane)
+            return space * self.span + ((tile * vectors + u) * width + lane)
+
+        if not last:
+            return [Run(vectors, width, whole)]
+        whole_tiles = self.tiles(vectors) - 1
+        runs = [Run(full - whole_tiles * vectors, width, whole)] if full > whole_tiles * vectors else []
+        done, rest = full * width, self.span % width
+        while rest:
+            piece = 1 << (rest.bit_length() - 1)
+            start = done
+            runs.append(Run(1, piece, lambda _, lane, start=start: space * self.span + (lane + start)))
+            done, rest = done + piece, rest - piece
+        return runs
+
+
+def _width(span: int, blocks: tuple[int, ...], lanes: int) -> int:
+    if not blocks:
+        return min(lanes, 1 << (span.bit_length() - 1))
+    fits = [w for w in range(1, lanes + 1) if all(block % w == 0 for block in blocks)]
+    powers = [w for w in fits if w & (w - 1) == 0]
+    return powers[-1] if powers[-1] > 1 else fits[-1]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the iteration space a tile is: batch, space (group), row number and its phases."""
+
+    n: Expr
+    space: Expr
+    row: Expr
+    rows: Phase
+    columns: Phase
+
+
+class ChannelsKernel:
+    """Emits one contraction with its epilogue under a `channels` schedule."""
+
+    def __init__(self, c: Contraction, epilogue: Epilogue, schedule: Schedule, target: TargetInfo) -> None:
+        self.c = c.fused()
+        self.epilogue = epilogue
+        self.lanes = Lanes.of(c, target)
+        self.tile = schedule.number("tile")
+        self.vectors = schedule.number("vectors")
+        self.taps_inner = schedule["reduce"] == "taps_inner"
+        self.rows_outer = schedule["outer"] == "rows"
+        if self.tile > max(p.count for p in self.c.columns):
+            raise ScheduleError(f"a tile of {self.tile} columns is wider than the output")
+        if self.vectors > max(1, self.lanes.full):
+            raise ScheduleError(f"{self.vectors} vectors are more than the output has channels for")
+
+    def emit(self, threads: int) -> tirx.Stmt:
+        """The whole loop nest."""
+        c, tiles = self.c, self.lanes.tiles(self.vectors)
+        rows = max(p.count for p in c.rows)
+        # With a single row (pointwise, matmul) there are only column tiles to share out between threads.
+        strips = self._strips() if rows == 1 and self._uniform() else 1
+        channel_tiles = self.lanes.spaces * tiles
+        pixels = rows * strips
+
+        def task(index: Expr) -> tirx.Stmt:
+            if self.rows_outer:
+                n, pixel, channel = b.unravel(index, (c.batch, pixels, channel_tiles))
+            else:
+                n, channel, pixel = b.unravel(index, (c.batch, channel_tiles, pixels))
+            (n, pixel, channel), bound = _bind_all(n=n, pixel=pixel, channel=channel)
+            space, tile = b.unravel(channel, (self.lanes.spaces, tiles))
+            row, strip = b.unravel(pixel, (rows, strips))
+            return b.seq([*bound, self._channel_tile(n, space, tile, tiles, row, strip if strips > 1 else None)])
+
+        total = c.batch * channel_tiles * pixels
+        return b.parallel("task", total, task, enabled=threads > 1 and c.flops > 50_000)
+
+    def _uniform(self) -> bool:
+        return len(self.c.columns) == 1 and self.c.columns[0].always_inside(self.c.width)
+
+    def _strips(self) -> int:
+        return -(-self.c.columns[0].count // self.tile)
+
+    def _channel_tile(self, n: Expr, space: Expr, tile: Expr, tiles: int, row: Expr, strip: Expr | None) -> tirx.Stmt:
+        exact = self.lanes.span % self.lanes.width == 0 and self.lanes.full % self.vectors == 0
+        last = self.lanes.runs(self.vectors, True, space, tile if tiles > 1 else 0)
+        if exact or tiles == 1:
+            return self._rows(n, space, row, strip, last if tiles == 1 else self._whole(space, tile))
+        whole = self._rows(n, space, row, strip, self._whole(space, tile))
+        return tirx.IfThenElse(tile < tiles - 1, whole, self._rows(n, space, row, strip, last))
+
+    def _whole(self, space: Expr, tile: Expr) -> list[Run]:
+        return self.lanes.runs(self.vectors, False, space, tile)
+
+    def _rows(self, n: Expr, space: Expr, row: Expr, strip: Expr | None, runs: list[Run]) -> tirx.Stmt:
+        most = max(p.count for p in self.c.rows)
+        out = []
+        for rows in self.c.rows:
+            for columns in self.c.columns:
+                body = self._columns(Place(n, space, row, rows, columns), strip, runs)
+                out.append(body if rows.count == most else tirx.IfThenElse(row < rows.count, body, None))
+        return b.seq(out)
+
+    def _columns(self, at: Place, strip: Expr | None, runs: list[Run]) -> tirx.Stmt:
+        """All pixels of a row (or one strip of it): a loop over equal tiles, tiles at the border apart."""
+        width, count = self.tile, at.columns.count
+        whole, rest = divmod(count, width)
+        if strip is not None:
+            body = self._tile(at, strip * width, width, runs, self._all(at, width))
+            if not rest:
+                return body
+            return tirx.IfThenElse(strip < whole, body, self._tile(at, whole * width, rest, runs, self._all(at, rest)))
+        out: list[tirx.Stmt] = []
+        start = 0
+        pieces = [(i * width, width) for i in range(whole)] + ([(whole * width, rest)] if rest else [])
+        while start < len(pieces):
+            first, size = pieces[start]
+            taps = self._valid(at, first, size)
+            end = start + 1
+            if taps == self._all(at, size):
+                while end < len(pieces) and pieces[end][1] == size and self._valid(at, pieces[end][0], size) == taps:
+                    end += 1
+
+            def body(
+                i: Expr, size: int = size, taps: list[tuple[int, int]] = taps, base: int = first, skip: int = start
+            ) -> tirx.Stmt:
+                return self._tile(at, base + (i - skip) * width if size == width else base, size, runs, taps)
+
+            out.append(b.loop("strip", end - start, body, start=start))
+            start = end
+        return b.seq(out)
+
+    def _all(self, at: Place, size: int) -> list[tuple[int, int]]:
+        return [(0, size)] * at.columns.taps
+
+    def _valid(self, at: Place, first: int, size: int) -> list[tuple[int, int]]:
+        return [at.columns.valid(tap, self.c.width, first, size) for tap in range(at.columns.taps)]
+
+    def _tile(self, at: Place, first: Expr, size: int, runs: list[Run], taps: list[tuple[int, int]]) -> tirx.Stmt:
+        """Accumulates `size` pixels from output number `first` on and stores them through the epilogue."""
+        c = self.c
+        sums = [b.registers("sum", size * run.count * run.width, c.dtype) for run in runs]
+        statements: list[tirx.Stmt] = [tirx.AllocBuffer(s) for s in sums]
+        for run, acc in zip(runs, sums, strict=True):
+            zero = b.const(0, c.dtype)
+            statements.append(self._over(run, 0, size, lambda t, u, v, i, acc=acc, zero=zero: b.store(acc, zero, i)))
+        if at.rows.taps and at.columns.taps:
+            statements.append(self._reduce(at, first, size, runs, sums, taps))
+        for run, acc in zip(runs, sums, strict=True):
+            statements.append(
+                self._over(
+                    run, 0, size, lambda t, u, v, i, run=run, acc=acc: self._store(at, first, t, run, u, v, acc, i)
+                )
+            )
+        return b.seq(statements)
+
+    def _store(
+        self, at: Place, first: Expr, t: Expr, run: Run, u: Expr, v: Expr, acc: tirx.Buffer, i: Expr
+    ) -> tirx.Stmt:
+        y = at.row * at.rows.step + at.rows.start
+        x = (first + t) * at.columns.step + at.columns.start
+        indices = self.c.out_indices(at.n, run.channel(u, v), y, x)
+        return b.seq(b.store(out, value, *indices) for out, value in self.epilogue.apply(b.load(acc, i), indices))
+
+    def _over(self, run: Run, low: int, high: int, body: Callable[[Expr, Expr, Expr, Expr], tirx.Stmt]) -> tirx.Stmt:
+        """body(pixel, vector, lane, accumulator index) over pixels low..high and all vectors of the run."""
+
+        def lanes(t: Expr, u: Expr) -> tirx.Stmt:
+            at = (t * run.count + u) * run.width
+            return b.vectorized("v", run.width, lambda v: body(t, u, v, at + v))
+
+        return b.unrolled("t", high - low, lambda t: b.unrolled("u", run.count, lambda u: lanes(t, u)), start=low)
+
+    def _reduce(
+        self, at: Place, first: Expr, size: int, runs: list[Run], sums: list[tirx.Buffer], taps: list[tuple[int, int]]
+    ) -> tirx.Stmt:
+        c, inner = self.c, self.c.reduce_block
+        low, count = at.rows.tap_range(at.row, c.height)
+        interior = taps == self._all(at, size)
+
+        def multiply(rc: Expr, ky: Expr, ri: Expr, kx: Expr, span: tuple[int, int]) -> tirx.Stmt:
+            y = at.rows.input(at.row, ky)
+            tap_y, tap_x = at.rows.kernel(ky), at.columns.kernel(kx)
+            i = Split(rc, inner, ri)
+
+            def step(t: Expr, u: Expr, v: Expr, index: Expr, run: Run, acc: tirx.Buffer) -> tirx.Stmt:
+                channel = run.channel(u, v)
+                x = at.columns.input(first + t, kx)
+                element = c.data(at.n, self._input_channel(at.space, channel, rc, ri), y, x)
+                product = element * c.weight(at.n, channel, i, tap_y, tap_x)
+                return b.store(acc, b.load(acc, index) + product, index)
+
+            return b.seq(
+                self._over(run, *span, lambda t, u, v, i, run=run, acc=acc: step(t, u, v, i, run, acc))
+                for run, acc in zip(runs, sums, strict=True)
+            )
+
+        def columns(rc: Expr, ky: Expr) -> tirx.Stmt:
+            def over_taps(ri: Expr) -> tirx.Stmt:
+                if interior:
+                    return b.unrolled("kx", at.columns.taps, lambda kx: multiply(rc, ky, ri, kx, (0, size)))
+                return b.seq(multiply(rc, ky, ri, kx, span) for kx, span in enumerate(taps) if span[1] > span[0])
+
+            def over_channels(kx: Expr, span: tuple[int, int]) -> tirx.Stmt:
+                return b.loop("ri", inner, lambda ri: multiply(rc, ky, ri, kx, span))
+
+            if self.taps_inner or inner == 1:
+                return b.loop("ri", inner, over_taps)
+            if interior:
+                return b.loop("kx", at.columns.taps, lambda kx: over_channels(kx, (0, size)))
+            return b.seq(over_channels(kx, span) for kx, span in enumerate(taps) if span[1] > span[0])
+
+        def rows(rc: Expr) -> tirx.Stmt:
+            return b.loop("ky", count, lambda ky: columns(rc, ky), start=low)
+
+        return b.loop("rc", c.in_channels // inner, rows)
+
+    def _input_channel(self, space: Expr, channel: Coordinate, rc: Expr, ri: Expr) -> Coordinate:
+        c, inner = self.c, self.c.reduce_block
+        if self.lanes.mode == "own":
+            return channel
+        if self.lanes.mode == "gather":
+            value = channel.value if isinstance(channel, Split) else channel
+            return value // c.out_per_group * c.in_channels + (rc * inner + ri)
+        return Split(space * (c.in_channels // inner) + rc, inner, ri)
+
+
+def _bind_all(**values: Expr) -> tuple[list[Expr], list[tirx.Stmt]]:
+    names, statements = [], []
+    for name, value in values.items():
+        var, bound = b.bind(name, value)
+        names.append(var)
+        statements += bound
+    return names, statements
+
+
+def schedules(c: Contraction, target: TargetInfo) -> list[Schedule]:
+    """Legal schedules, best guesses first."""
+    fused, lanes = c.fused(), Lanes.of(c, target)
+    columns = max(p.count for p in fused.columns)
+    reserve = 1 if target.broadcast_operand else 2
+    ranked: list[tuple[float, int, int]] = []
+    for vectors in sorted({v for v in (1, 2, 3, 4, 6, 8, 12, 16) if v <= max(1, lanes.full)}):
+        weights = 1 if lanes.mode == "own" else vectors
+        most = max(1, (target.registers - reserve - weights) // vectors)
+        for tile in range(1, min(columns, most) + 1):
+            ranked.append((_cost(fused, lanes, vectors, tile, target), vectors, tile))
+    ranked.sort()
+    best: list[tuple[int, int]] = [(v, t) for _, v, t in ranked[:10]]
+    order = ["channels", "rows"]
+    slice_bytes = 4 * fused.out_channels * fused.in_channels * max(p.taps for p in fused.rows) ** 2
+    if slice_bytes * 2 <= target.l2_bytes:
+        order.reverse()
+    inner = (
+        ["taps_outer", "taps_inner"]
+        if max(p.taps for p in fused.columns) > 1 and fused.reduce_block > 1
+        else ["taps_outer"]
+    )
+    out = [
+        Schedule.make("channels", tile=t, vectors=v, reduce=r, outer=o)
+        for o in order
+        for r in inner
+        for v, t in best[: 6 if len(inner) > 1 else 10]
+    ]
+    # The first few cover each decision once, so that a short tuning sees them all.
+    head = [s for s in out if (s.number("vectors"), s.number("tile")) in best[:2] and s["outer"] == order[0]]
+    return head + [s for s in out if s not in head]
+
+
+def _cost(c: Contraction, lanes: Lanes, vectors: int, tile: int, target: TargetInfo) -> float:
+    """Cycles of the inner loops, roughly: multiply-adds at two a cycle against loads at two a cycle and latency."""
+    tiles = lanes.tiles(vectors) * lanes.spaces
+    cycles = 0.0
+    for phase in c.columns:
+        whole, rest = divmod(phase.count, tile)
+        for size, times in ((tile, whole), (rest, 1 if rest else 0)):
+            math_ = size * vectors / 2
+            loads = (size + vectors) / 2
+            cycles += times * (max(math_, loads, 4.0) + 0.5) * max(1, phase.taps)
+    work = cycles * tiles * c.batch * max(p.count for p in c.rows)
+    tasks = tiles * c.batch * max(p.count for p in c.rows)
+    if max(p.count for p in c.rows) == 1:
+        tasks *= -(-c.columns[0].count // tile)
+    imbalance = -(-tasks // target.threads) * target.threads / tasks
+    return work * imbalance
