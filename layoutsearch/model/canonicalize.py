@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import tvm
 
-from layoutsearch.model.passes import arithmetic, clip, conv, identity, normalization, pool
+from layoutsearch.model.passes import arithmetic, clip, conv, identity, normalization, pool, raise_tir
 from layoutsearch.model.passes.fold import fold_constant
 from layoutsearch.model.passes.rewriter import Rule, apply_rules
 from layoutsearch.model.passes.structure import clean, main_function, rename, to_dataflow
@@ -26,7 +26,7 @@ def _collect(*tables: Mapping[str, Sequence[Rule]]) -> dict[str, list[Rule]]:
     return rules
 
 
-_RULES = _collect(identity.RULES, clip.RULES, conv.RULES, arithmetic.RULES, pool.RULES)
+_RULES = _collect(identity.RULES, raise_tir.RULES, clip.RULES, conv.RULES, arithmetic.RULES, pool.RULES)
 
 
 def canonicalize(module: tvm.IRModule) -> tvm.IRModule:

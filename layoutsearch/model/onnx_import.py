@@ -96,6 +96,10 @@ def _quiet() -> Iterator[None]:
             root.setLevel(level)
 
 
+def _opset(proto: onnx.ModelProto) -> int:
+    return next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
+
+
 def _simplify(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
     """Fold what the shapes determine; keep inputs that nothing reads, which onnxslim drops."""
     import onnxslim
@@ -103,7 +107,8 @@ def _simplify(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
     inputs = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in model_inputs(proto)]
     try:
         with _quiet():
-            slim = onnxslim.slim(proto)
+            # ONNX Runtime's shape inference, which onnxslim uses where it finds it, refuses opsets below 7.
+            slim = onnxslim.slim(proto, no_shape_infer=_opset(proto) < 7)
     except Exception as error:
         raise ModelError(
             f"{name}: simplifying the graph failed ({type(error).__name__}: {_first_line(error)}); "

@@ -204,6 +204,12 @@ def pad_with_ones() -> onnx.ModelProto:
     return model(nodes, X, {"w": _conv(), "p": np.array([0, 0, 1, 2, 0, 0, 0, 1], "int64"), "one": f32(1.0)})
 
 
+def pad_relu() -> onnx.ModelProto:
+    """Padding that no convolution can take over."""
+    nodes = [node("Pad", "x p", "q"), node("Relu", "q", "y")]
+    return model(nodes, X, {"p": np.array([0, 0, 1, 2, 0, 0, 0, 1], "int64")})
+
+
 def computed_flatten() -> onnx.ModelProto:
     """Global pooling, then a reshape whose shape is computed from the tensor's, then Gemm."""
     nodes = [
@@ -286,6 +292,7 @@ ALL = {
         one_channel_bias,
         pad_conv,
         pad_with_ones,
+        pad_relu,
         computed_flatten,
         reduce_mean_flat,
         reduce_mean_kept,

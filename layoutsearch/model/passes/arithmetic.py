@@ -80,8 +80,9 @@ def merge_constants(call: relax.Call, scope: Scope) -> Expr | None:
     inner = array_of(inner_call.args[1])
     if inner is None:
         return None
-    merged = inner + outer if op_name(call) == "relax.add" else inner * outer
-    if merged.size > max(inner.size, outer.size):
+    with np.errstate(all="ignore"):
+        merged = inner + outer if op_name(call) == "relax.add" else inner * outer
+    if merged.size > max(inner.size, outer.size) or not np.all(np.isfinite(merged)):
         return None
     return with_operands(call, [inner_call.args[0], relax.const(np.asarray(merged, inner.dtype))])
 

@@ -1,7 +1,7 @@
 """Bounds: every spelling of a clamp with constant bounds becomes one op.
 
 Both bounds give `clip`, a lower bound of zero alone gives `nn.relu`, any other single bound stays `maximum` or
-`minimum` with a scalar. The ONNX importer writes Clip as two `call_tir`, which no layout can pass.
+`minimum` with a scalar.
 """
 
 from __future__ import annotations
@@ -9,61 +9,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from tvm import relax, tirx
-from tvm.ir import TensorLoad
-from tvm.ir.prim import FloatImm, IntImm, Max, Min
+from tvm import relax
 
 from layoutsearch.model.passes.rewriter import Expr, Scope, dtype_of, is_float, op_name, scalar_of, static_shape
-
-
-def _statement(func: tirx.PrimFunc) -> tirx.BufferStore | None:
-    """The only store of an elementwise PrimFunc, else None."""
-    node = func.body
-    while not isinstance(node, tirx.BufferStore):
-        if hasattr(node, "block"):
-            node = node.block.body
-        elif hasattr(node, "body"):
-            node = node.body
-        else:
-            return None
-    return node
-
-
-def _operand(node: object, func: tirx.PrimFunc, store: tirx.BufferStore) -> int | float | None:
-    """Position of the parameter an elementwise operand reads, or the immediate it is (as float)."""
-    if isinstance(node, FloatImm):
-        return float(node.value)
-    if not isinstance(node, TensorLoad):
-        return None
-    # A zero stands for an axis of extent one, which Relax broadcasts in the same way.
-    aligned = all(
-        index.same_as(target) or (isinstance(index, IntImm) and index.value == 0)
-        for index, target in zip(node.indices, store.indices, strict=False)
-    )
-    if len(node.indices) not in (0, len(store.indices)) or not aligned:
-        return None
-    positions = [i for i, param in enumerate(func.params) if param.same_as(node.source)]
-    return positions[0] if positions else None
-
-
-def raise_extremum(call: relax.Call, scope: Scope) -> Expr | None:
-    """`call_tir` of an elementwise maximum or minimum becomes the Relax op."""
-    func = scope.function(call.args[0])
-    operands = list(call.args[1].fields)
-    store = _statement(func) if isinstance(func, tirx.PrimFunc) else None
-    if store is None or not isinstance(store.value, Max | Min):
-        return None
-    exprs: list[Expr] = []
-    for node in (store.value.a, store.value.b):
-        operand = _operand(node, func, store)
-        if isinstance(operand, float):
-            exprs.append(relax.const(np.asarray(operand, dtype_of(call))))
-        elif operand is not None and operand < len(operands):
-            exprs.append(operands[operand])
-        else:
-            return None
-    build = relax.op.maximum if isinstance(store.value, Max) else relax.op.minimum
-    return build(*exprs)
 
 
 def _bounds(call: Expr) -> tuple[Expr, float, float] | None:
@@ -117,7 +65,6 @@ def simplify_clamp(call: relax.Call, scope: Scope) -> Expr | None:
 
 
 RULES = {
-    "relax.call_tir": [raise_extremum],
     "relax.clip": [simplify_clamp],
     "relax.nn.relu": [simplify_clamp],
     "relax.nn.relu6": [simplify_clamp],

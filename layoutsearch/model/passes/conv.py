@@ -117,9 +117,29 @@ def spell_bias(call: relax.Call, scope: Scope) -> Expr | None:
     return None if static_shape(bias) == value.shape else relax.op.add(call.args[0], bias)  # type: ignore[union-attr]
 
 
+def usual_kernel_layout(call: relax.Call, scope: Scope) -> Expr | None:
+    """Beside NCHW data a constant kernel is OIHW, or IOHW for a transposed convolution: what TVM can legalise."""
+    usual = "OIHW" if op_name(call) == "relax.nn.conv2d" else "IOHW"
+    layout, weight = str(call.attrs.kernel_layout), array_of(call.args[1])
+    if weight is None or str(call.attrs.data_layout) != "NCHW" or layout == usual or sorted(layout) != sorted(usual):
+        return None
+    kernel = relax.const(np.ascontiguousarray(np.transpose(weight, [layout.index(axis) for axis in usual])))
+    return _rebuilt(call, call.args[0], kernel, kernel_layout=usual)
+
+
+def _rebuilt(call: relax.Call, data: Expr, weight: Expr, **changes: object) -> Expr:
+    """The same convolution with other operands and some attributes changed."""
+    names = ["strides", "padding", "dilation", "groups", "data_layout", "kernel_layout", "out_layout", "out_dtype"]
+    if op_name(call) == "relax.nn.conv2d_transpose":
+        names.append("output_padding")
+    attributes = {name: getattr(call.attrs, name) for name in names} | changes
+    build = relax.op.nn.conv2d if op_name(call) == "relax.nn.conv2d" else relax.op.nn.conv2d_transpose
+    return build(data, weight, **attributes)
+
+
 def absorb_padding(call: relax.Call, scope: Scope) -> Expr | None:
     """Zero padding of height and width in front of a convolution becomes the convolution's own padding."""
-    pad, layout, attrs = scope.definition(call.args[0]), str(call.attrs.data_layout), call.attrs
+    pad, layout = scope.definition(call.args[0]), str(call.attrs.data_layout)
     if op_name(pad) != "relax.nn.pad" or len(layout) != 4 or not {"H", "W"} <= set(layout):
         return None
     width = [int(w) for w in pad.attrs.pad_width]
@@ -128,24 +148,15 @@ def absorb_padding(call: relax.Call, scope: Scope) -> Expr | None:
     outside = [w for axis, pair in sides.items() if axis not in "HW" for w in pair]
     if str(pad.attrs.pad_mode) != "constant" or value != 0 or any(outside) or min(width) < 0:
         return None
-    top, left, bottom, right = (int(p) for p in attrs.padding)
+    top, left, bottom, right = (int(p) for p in call.attrs.padding)
     (pad_top, pad_bottom), (pad_left, pad_right) = sides["H"], sides["W"]
-    return relax.op.nn.conv2d(
-        pad.args[0],
-        call.args[1],
-        strides=attrs.strides,
-        padding=[top + pad_top, left + pad_left, bottom + pad_bottom, right + pad_right],
-        dilation=attrs.dilation,
-        groups=int(attrs.groups),
-        data_layout=layout,
-        kernel_layout=str(attrs.kernel_layout),
-        out_layout=str(attrs.out_layout),
-        out_dtype=attrs.out_dtype,
-    )
+    padding = [top + pad_top, left + pad_left, bottom + pad_bottom, right + pad_right]
+    return _rebuilt(call, pad.args[0], call.args[1], padding=padding)
 
 
 RULES = {
     "relax.multiply": [fold_scale],
     "relax.add": [spell_bias],
-    "relax.nn.conv2d": [absorb_padding],
+    "relax.nn.conv2d": [absorb_padding, usual_kernel_layout],
+    "relax.nn.conv2d_transpose": [usual_kernel_layout],
 }

@@ -42,7 +42,7 @@ _ELEMENTWISE: dict[str, Callable[..., np.ndarray]] = {
     "relax.where": np.where,
 }
 
-_SHAPE_ONLY = ("relax.reshape", "relax.squeeze", "relax.expand_dims", "relax.flatten")
+_SHAPE_ONLY = ("relax.reshape", "relax.broadcast_to", "relax.squeeze", "relax.expand_dims", "relax.flatten")
 
 
 def _evaluate(call: relax.Call, operands: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray | None:
@@ -51,8 +51,6 @@ def _evaluate(call: relax.Call, operands: list[np.ndarray], shape: tuple[int, ..
         return operands[0].reshape(shape)
     if name == "relax.permute_dims":
         return np.transpose(operands[0], _axes(call.attrs.axes))
-    if name == "relax.broadcast_to":
-        return np.broadcast_to(operands[0], shape)
     if name == "relax.astype":
         return operands[0].astype(dtype_of(call))
     # Integer division and integer overflow are not numpy's in every case: leave those to TVM.
@@ -85,6 +83,9 @@ def fold_constant(call: relax.Call, scope: Scope) -> Expr | None:
         return None
     operands = [arg.value.numpy() for arg in flat]
     elements = math.prod(shape)
+    if op_name(call) == "relax.broadcast_to" and elements > operands[0].size:
+        # Elementwise consumers broadcast by themselves; a bound or a bias must not grow to the size of the image.
+        return None
     if elements > SMALL and elements > MAX_GROWTH * sum(value.size for value in operands):
         return None
     value = _evaluate(call, operands, shape)
