@@ -20,7 +20,7 @@ from typing import IO, Any
 import cloudpickle
 
 from layoutsearch.measure import lifeline
-from layoutsearch.measure.results import RunFailed, Status
+from layoutsearch.measure.results import RunFailed, Status, one_line
 
 _START_S = 60.0
 _MAX_JOBS = 300
@@ -244,5 +244,5 @@ class _Worker:
 
     def _last_words(self) -> str:
         self._log.seek(0)
-        lines = self._log.read()[-4000:].decode(errors="replace").strip().splitlines()
-        return lines[-1][:200] if lines else "it said nothing"
+        said = self._log.read()[-8000:].decode(errors="replace").strip()
+        return one_line(said, last=True, limit=200) if said else "it said nothing"

@@ -103,6 +103,7 @@ class Device:
         self._source = source
         self._session: Session | None = None
         self._identity: DeviceIdentity | None = None
+        self._closed = False
         self._lock = threading.RLock()
 
     @classmethod
@@ -148,6 +149,7 @@ class Device:
 
     def close(self) -> None:
         """End the session and whatever runs for this device. Safe to call twice."""
+        self._closed = True
         self._drop()
         self._source.close()
 
@@ -220,6 +222,8 @@ class Device:
         """End the current session and open one that lasts for `limit_s`, or twice `need_s` if that is more."""
         with self._lock:
             self._drop()
+            if self._closed:
+                raise DeviceFailed(Status.NO_DEVICE, f"device {self.key!r} was closed; open it again")
             session = self._source.open(max(limit_s, 2 * need_s))
             try:
                 self._set_threads(session)
@@ -243,7 +247,8 @@ class Device:
                     raise RunFailed(Status.ERROR, "its runtime does not report its threads")
                 have = int(count())
                 configure = session.function("runtime.config_threadpool")
-                if have > self.threads and configure is not None:
+                if have != self.threads and configure is not None:
+                    # Fewer than the server offers; or all of them, where TVM starts on the fastest cores alone.
                     configure(_BIG_CORES, self.threads)
                     have = int(count())
         except RunFailed as failure:

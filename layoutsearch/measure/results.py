@@ -99,10 +99,23 @@ class Measurement:
         return (high - low) / self.median_us if self.median_us > 0 else 0.0
 
 
-def one_line(error: object, limit: int = 300) -> str:
-    """The line of an error text that says most: TVM puts a stack trace before or after its message."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    noise = ("Stack trace", "Traceback", "File ", "at ", "[bt]", "Error caught from RPC call", "RPCError:", "^")
-    useful = [line for line in lines if line and not line.startswith(noise)]
-    text = useful[0] if useful else next((line for line in lines if line), type(error).__name__)
+_NOISE = (
+    "Stack trace",
+    "Traceback",
+    "File ",
+    "at ",
+    "[bt]",
+    "Error caught from RPC call",
+    "RPCError:",
+    "^",
+    "!!!!",
+    "<traceback",
+)
+
+
+def one_line(error: object, *, last: bool = False, limit: int = 300) -> str:
+    """The line of an error text, or the last line of a log, that says something: not a part of a stack trace."""
+    lines = [line for line in map(str.strip, str(error).splitlines()) if line]
+    useful = [line for line in lines if not line.startswith(_NOISE)] or lines or [type(error).__name__]
+    text = useful[-1 if last else 0]
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -140,11 +140,11 @@ class Server:
         self._parent = os.getppid()
         self._link = None if tracker is None else _TrackerLink(tracker, key, self.port)
         self._fork = multiprocessing.get_context("fork")
+        if self._link:
+            self._link.register()
 
     def run(self) -> None:
         """Serve until the parent ends (with a lifeline) or a signal comes."""
-        if self._link:
-            self._link.register()
         next_ping = time.monotonic() + _TRACKER_PERIOD_S
         while True:
             watched: list[Any] = [self._listener] if self._lifeline_fd is None else [self._listener, self._lifeline_fd]

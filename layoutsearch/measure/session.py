@@ -144,8 +144,8 @@ class Session:
         """End the session. Safe to call twice."""
         self.broken = True
         self.buffers.clear()
+        self._shut_down()  # before TVM's own good-bye, which waits for a call in flight in another thread
         self._remote = None
-        self._shut_down()
         self._sock.close()
 
 
