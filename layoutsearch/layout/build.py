@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,13 +17,18 @@ from layoutsearch.layout.names import Pin, Relation, assign_names
 from layoutsearch.model.fingerprint import kind_of, op_ids
 
 
-def build_graph(module: tvm.IRModule) -> LayoutGraph:
+def build_graph(module: tvm.IRModule, axes: Mapping[str, str] | None = None) -> LayoutGraph:
     """Layout graph of the canonical `module`'s `main`.
+
+    Args:
+        module: the canonical module.
+        axes: axis names of inputs, where they are known better than the module can tell (a kernel taken out of a
+            model whose neighbours name its operands).
 
     Raises:
         ModelError: `main` is missing or is not in dataflow form.
     """
-    return _Reader(module).graph()
+    return _Reader(module).graph(axes or {})
 
 
 @dataclass
@@ -42,7 +48,7 @@ class _Reader:
         self.values: dict[relax.Var, _Value] = {}
         self.ops: list[OpNode] = []
 
-    def graph(self) -> LayoutGraph:
+    def graph(self, axes: Mapping[str, str]) -> LayoutGraph:
         inputs: list[TensorInfo] = []
         for param in self.main.params:
             tensors = _tensors(param.name, param.ty)
@@ -53,7 +59,7 @@ class _Reader:
             for binding in block.bindings:
                 self._bind(binding, inside)
         outputs = tuple(self._operands(self.main.body.body))
-        return _without_views(_named(LayoutGraph(tuple(inputs), tuple(self.ops), outputs)))
+        return _without_views(_named(LayoutGraph(tuple(inputs), tuple(self.ops), outputs), axes))
 
     def _bind(self, binding: relax.Binding, inside: bool) -> None:
         var, value = binding.var, binding.value
@@ -67,7 +73,7 @@ class _Reader:
         else:
             results = _tensors(var.name, var.ty)
             self.values[var] = _Value(results)
-            self.ops.append(self._op(var, value, results, inside and isinstance(var, relax.DataflowVar)))
+            self.ops.append(self._op(var, value, results, inside))
 
     def _op(self, var: relax.Var, value: relax.Expr, results: tuple[TensorInfo, ...], dataflow: bool) -> OpNode:
         is_call = isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op)
@@ -192,9 +198,10 @@ def _relations(graph: LayoutGraph) -> tuple[list[Relation], list[Pin]]:
     return relations, pins
 
 
-def _named(graph: LayoutGraph) -> LayoutGraph:
+def _named(graph: LayoutGraph, known: Mapping[str, str]) -> LayoutGraph:
     """The same graph with axis names, and with the operators frozen whose names conflict."""
     relations, pins = _relations(graph)
+    pins = [Pin("", name, names) for name, names in known.items() if len(names) == 4] + pins
     tensors = [t.name for t in graph.tensors.values() if len(t.axes) == 4]
     transposes = frozenset(op.name for op in graph.ops if op.op == kinds.PERMUTE)
     naming = assign_names(tensors, relations, pins, transposes)

@@ -219,10 +219,12 @@ class _Resolution:
             self._bind_op(var, value, op)
         elif name in self.graph.views:
             self.refs[var] = replace(self._ref(value.args[0]), axes=self.graph.views[name].info.axes)
-        elif is_move(value) or (
-            isinstance(value, relax.Var) and not (dataflow and not isinstance(var, relax.DataflowVar))
-        ):
-            self.refs[var] = self._ref(value)
+        elif is_move(value) or isinstance(value, relax.Var):
+            ref = self._ref(value)
+            if dataflow and not isinstance(var, relax.DataflowVar):
+                # An output of the block, in its original layout.
+                ref = _Ref(self.writer.bind(name, self._original(ref), output=True), None)
+            self.refs[var] = ref
         elif isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, relax.Var):
             whole = self._ref(value.tuple_value)
             new = self.writer.bind(name, relax.TupleGetItem(whole.expr, value.index))
@@ -264,11 +266,7 @@ class _Resolution:
     def _plain(self, expr: relax.Expr) -> relax.Expr:
         """`expr` over resolved variables, every tensor in its original layout."""
         if isinstance(expr, relax.Var):
-            ref = self._ref(expr)
-            if ref.layout is None or not ref.axes:
-                return ref.expr
-            self._check_moves(ref, ref.layout, Layout(ref.axes), f"a use of {ref.tensor} in its original layout")
-            return self._moved(ref, ref.layout, Layout(ref.axes))
+            return self._original(self._ref(expr))
         if isinstance(expr, relax.Tuple):
             return relax.Tuple([self._plain(f) for f in expr.fields])
         if isinstance(expr, relax.TupleGetItem):
@@ -276,6 +274,13 @@ class _Resolution:
         if isinstance(expr, relax.Call):
             return relax.Call(expr.op, [self._plain(a) for a in expr.args], expr.attrs, expr.ty_args)
         return expr
+
+    def _original(self, ref: _Ref) -> relax.Expr:
+        """The variable in its original layout."""
+        if ref.layout is None or not ref.axes:
+            return ref.expr
+        self._check_moves(ref, ref.layout, Layout(ref.axes), f"a use of {ref.tensor} in its original layout")
+        return self._moved(ref, ref.layout, Layout(ref.axes))
 
     def _ref(self, expr: relax.Expr) -> _Ref:
         if isinstance(expr, relax.Var):

@@ -129,7 +129,8 @@ class _Kernels:
         self, bindings: Sequence[relax.Binding], group: tuple[str, ...]
     ) -> tuple[tvm.ir.GlobalVar, list[relax.Expr]]:
         """The kernel of these bindings and the arguments for it; an equal kernel is used again."""
-        function, args = _kernel_function(bindings)
+        function, args = kernel_function(bindings)
+        function = function.with_attr("Primitive", 1)
         digest = tvm_ffi.structural_hash(function, map_free_vars=True)
         for known in self._by_hash.get(digest, []):
             if tvm_ffi.structural_equal(self.functions[known], function, map_free_vars=True):
@@ -155,8 +156,11 @@ def _is_scalar_constant(expr: relax.Expr) -> bool:
     return isinstance(expr, tvm.ir.GenericConst) and isinstance(expr.ty, relax.TensorType) and expr.ty.ndim == 0
 
 
-def _kernel_function(bindings: Sequence[relax.Binding]) -> tuple[relax.Function, list[relax.Expr]]:
-    """A function of everything the bindings read from outside; scalar constants stay inside, to be compiled in."""
+def kernel_function(bindings: Sequence[relax.Binding]) -> tuple[relax.Function, list[relax.Expr]]:
+    """A function of everything the bindings read from outside, and the arguments that make it the bindings again.
+
+    Bound variables are `t0`, `t1`, ...; scalar constants stay inside, to be compiled in.
+    """
     params: list[relax.Var] = []
     args: list[relax.Expr] = []
     env: dict[relax.Var, relax.Expr] = {}
@@ -193,7 +197,7 @@ def _kernel_function(bindings: Sequence[relax.Binding]) -> tuple[relax.Function,
     writer.end_block(dataflow=True)
     assert result is not None
     function = writer.function(params, result)
-    return function.with_attr("Primitive", 1), args
+    return function, args
 
 
 def is_transform_kernel(kernel: relax.Function) -> bool:

@@ -1,0 +1,171 @@
+"""The legal candidates of every operator, from a search space."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from layoutsearch.errors import SpaceError
+from layoutsearch.layout import kinds
+from layoutsearch.layout.candidate import Candidate
+from layoutsearch.layout.graph import LayoutGraph, OpNode, conv_info
+from layoutsearch.layout.kinds import Role
+from layoutsearch.layout.layout import Layout
+from layoutsearch.layout.rules import initial_candidate, why_illegal
+from layoutsearch.layout.space import Rule, SearchSpace
+
+# A channel count that no block divides still packs by the largest common divisor, if that is worth a vector...
+MIN_DIVISOR = 4
+
+
+@dataclass(frozen=True)
+class OpSpace:
+    """Candidates of one operator, and what the rule proposed in vain."""
+
+    op: str
+    rule: str
+    candidates: tuple[Candidate, ...]
+    refused: tuple[tuple[str, str], ...]
+
+
+def enumerate_candidates(graph: LayoutGraph, space: SearchSpace) -> dict[str, OpSpace]:
+    """Candidates of every operator that is not frozen, by bound variable.
+
+    Raises:
+        SpaceError: a rule leaves an operator without a legal candidate, or a pattern is not a layout.
+    """
+    return {op.name: _op_space(op, space) for op in graph.ops if op.role is not Role.FROZEN}
+
+
+def _op_space(op: OpNode, space: SearchSpace) -> OpSpace:
+    rule = space.rule_for(op)
+    blocks = rule.blocks or space.blocks
+    found: dict[Candidate, None] = {}
+    refused: list[tuple[str, str]] = []
+    for text, candidate in _proposals(op, rule, blocks, space.source):
+        reason = why_illegal(op, candidate)
+        if reason is None:
+            found.setdefault(candidate)
+        else:
+            refused.append((text, reason))
+    for pattern in rule.forbid:
+        for _, candidate in _expand(op, pattern, blocks, space.source):
+            found.pop(candidate, None)
+    if op.role is Role.FLEXIBLE and not rule.pin:
+        found.setdefault(initial_candidate(op))
+    if not found:
+        why = "; ".join(f"{text}: {reason}" for text, reason in refused[:3]) or "everything is forbidden"
+        raise SpaceError(f"{space.source}: rule {rule.name!r} leaves no candidate for {op.id}: {why}")
+    return OpSpace(op.name, rule.name, tuple(found), tuple(refused))
+
+
+def _proposals(op: OpNode, rule: Rule, blocks: Sequence[int], source: str) -> list[tuple[str, Candidate]]:
+    if not rule.pin:
+        return [p for pattern in rule.layouts for p in _expand(op, pattern, blocks, source)]
+    try:
+        if len(rule.pin) == 3:
+            pinned = Candidate.of(*rule.pin)
+        else:
+            pinned = _candidate(op, Layout(rule.pin[0]), Layout(rule.pin[-1]))
+    except ValueError as error:
+        raise SpaceError(f"{source}: rule {rule.name!r}: {error}") from None
+    return [(",".join(rule.pin), pinned)]
+
+
+def _expand(op: OpNode, pattern: str, blocks: Sequence[int], source: str) -> list[tuple[str, Candidate]]:
+    """Every filling of {i}, {o} and {b}; `A->B` reads A and writes B."""
+    data, _, out = pattern.partition("->")
+    out = out or data
+    inputs, outputs = _channels(op)
+    choices = [("b", math.gcd(inputs, outputs)), ("i", inputs), ("o", outputs)]
+    texts = [(data, out)]
+    for letter, channels in choices:
+        mark = f"{{{letter}}}"
+        if mark in data or mark in out:
+            fill = _fitting(channels, blocks, letter)
+            texts = [(d.replace(mark, str(b)), o.replace(mark, str(b))) for d, o in texts for b in fill]
+    found = []
+    for d, o in texts:
+        try:
+            found.append((f"{d}->{o}", _candidate(op, Layout(d), Layout(o))))
+        except ValueError as error:
+            raise SpaceError(f"{source}: pattern {pattern!r}: {error}") from None
+    return found
+
+
+def _channels(op: OpNode) -> tuple[int, int]:
+    if op.op in kinds.CONVOLUTIONS:
+        info = conv_info(op)
+        return info.in_channels, info.out_channels
+    extents = dict(zip(op.result.axes, op.result.shape or (), strict=False))
+    channels = extents.get("C", 1)
+    if op.op in kinds.REDUCTIONS:
+        operand = op.operands[0].info
+        channels = dict(zip(operand.axes, operand.shape or (), strict=False)).get("C", 1)
+    return channels, channels
+
+
+def _fitting(channels: int, blocks: Sequence[int], letter: str) -> list[int]:
+    fit = [b for b in blocks if channels % b == 0]
+    if fit:
+        return fit
+    common = math.gcd(channels, max(blocks))
+    if common >= MIN_DIVISOR:
+        return [common]
+    # ... and an image's few channels are one block.
+    return [channels] if letter == "i" and 1 < channels <= MIN_DIVISOR else []
+
+
+def _candidate(op: OpNode, data: Layout, out: Layout) -> Candidate:
+    if op.op not in kinds.CONVOLUTIONS:
+        return Candidate(data, None, out)
+    return Candidate(data, kernel_layout(op, data, out), out)
+
+
+def kernel_layout(op: OpNode, data: Layout, out: Layout) -> Layout:
+    """The kernel layout that goes with two data layouts: output channels innermost wherever they are in the result."""
+    axes = op.operands[1].info.axes
+    info = conv_info(op)
+    if info.depthwise:
+        letter = "i" if op.op == kinds.CONV_TRANSPOSE else "o"
+        block = f"{out.block('C')}{letter}" if out.is_blocked else ""
+        return Layout("HWIO" if out.name == "NHWC" else axes + block)
+    i = f"{data.block('C')}i" if data.is_blocked else ""
+    o = f"{out.block('C')}o" if out.is_blocked else ""
+    return Layout(("HWIO" if out.name == "NHWC" else axes) + i + o)
+
+
+def nearest(candidates: Sequence[Candidate], wanted: Layout) -> Candidate:
+    """The candidate of a uniform layout: `wanted` itself, or the largest legal divisor of its block, else the original.
+
+    For a blocked `wanted`, each side of a convolution takes the largest block that divides the wanted one; a side that
+    has none is unblocked.
+    """
+
+    def distance(candidate: Candidate) -> tuple[int, int, int]:
+        return (_miss(candidate.data, wanted), _miss(candidate.out, wanted), len(str(candidate)))
+
+    return min(candidates, key=distance)
+
+
+def _miss(layout: Layout, wanted: Layout) -> int:
+    if layout == wanted:
+        return 0
+    have, want = layout.block("C"), wanted.block("C")
+    if want > 1 and have > 1 and want % have == 0:
+        return 1 + want // have
+    # An image's own channels as one block are closer to a packed layout than no block at all.
+    if want > 1 and have > 1:
+        return 1000 + abs(want - have)
+    return 2000 if layout.name == "NCHW" else 3000
+
+
+def uniform_layouts(spaces: Sequence[OpSpace]) -> list[Layout]:
+    """The layouts a uniform assignment may be made of: every result layout of any convolution, NCHW first."""
+    seen: dict[Layout, None] = {Layout("NCHW"): None}
+    for space in spaces:
+        for candidate in space.candidates:
+            if candidate.kernel is not None and candidate.data == candidate.out:
+                seen.setdefault(candidate.out)
+    return list(seen)

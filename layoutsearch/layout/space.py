@@ -1,0 +1,241 @@
+"""Search-space files: rules in TOML that say which layouts an operator may have."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from layoutsearch.errors import SpaceError
+from layoutsearch.layout import kinds
+from layoutsearch.layout.graph import OpNode, conv_info
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_RANGE = {
+    "anyOf": [
+        {"type": "integer"},
+        {
+            "type": "object",
+            "properties": {"min": {"type": "integer"}, "max": {"type": "integer"}},
+            "additionalProperties": False,
+        },
+    ]
+}
+_PAIR = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
+_LAYOUTS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+_BLOCKS = {"type": "array", "items": {"type": "integer", "minimum": 2}, "minItems": 1}
+_SCHEMA = {
+    "type": "object",
+    "required": ["target", "rule"],
+    "additionalProperties": False,
+    "properties": {
+        "target": {
+            "type": "object",
+            "required": ["match", "blocks"],
+            "additionalProperties": False,
+            "properties": {
+                "match": {
+                    "type": "object",
+                    "required": ["kind"],
+                    "additionalProperties": False,
+                    "properties": {"kind": {"type": "string"}, "feature": {"type": "string"}},
+                },
+                "blocks": _BLOCKS,
+            },
+        },
+        "rule": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "required": ["name", "match"],
+                "additionalProperties": False,
+                "properties": {
+                    "name": {"type": "string"},
+                    "match": {
+                        "type": "object",
+                        "additionalProperties": False,
+                        "properties": {
+                            "op": {"type": "string"},
+                            "kind": {"type": "string"},
+                            "id": {"type": "string"},
+                            "depthwise": {"type": "boolean"},
+                            "pointwise": {"type": "boolean"},
+                            "grouped": {"type": "boolean"},
+                            "kernel": _PAIR,
+                            "stride": _PAIR,
+                            "dilation": _PAIR,
+                            "in_channels": _RANGE,
+                            "out_channels": _RANGE,
+                        },
+                    },
+                    "layouts": _LAYOUTS,
+                    "pin": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 3},
+                    "forbid": _LAYOUTS,
+                    "blocks": _BLOCKS,
+                },
+            },
+        },
+    },
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule; `layouts` and `forbid` are patterns such as `NCHW{i}c->NCHW{o}c`, `pin` is one exact candidate."""
+
+    name: str
+    match: Mapping[str, Any] = field(hash=False)
+    layouts: tuple[str, ...] = ()
+    pin: tuple[str, ...] = ()
+    forbid: tuple[str, ...] = ()
+    blocks: tuple[int, ...] | None = None
+
+    def matches(self, op: OpNode) -> bool:
+        """Whether the rule is about `op`."""
+        return all(_MATCHERS[key](op, value) for key, value in self.match.items())
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """A parsed search-space file."""
+
+    source: str
+    blocks: tuple[int, ...]
+    rules: tuple[Rule, ...]
+    kind: str
+    feature: str | None = None
+
+    def rule_for(self, op: OpNode) -> Rule:
+        """The first rule that matches.
+
+        Raises:
+            SpaceError: none does.
+        """
+        for rule in self.rules:
+            if rule.matches(op):
+                return rule
+        raise SpaceError(f"{self.source}: no rule matches {op.id} ({op.op}); end the file with a rule whose match is {{}}")
+
+
+def load_space(path: str | Path) -> SearchSpace:
+    """Read a search-space file.
+
+    Raises:
+        SpaceError: it cannot be read, is not TOML, or has an unknown or wrong key; the message names file and line.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpaceError(f"cannot read search space {path}: {error}") from None
+    return parse_space(text, str(path))
+
+
+def parse_space(text: str, source: str) -> SearchSpace:
+    """Parse the text of a search-space file; see `load_space`."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SpaceError(f"{source} is not valid TOML: {error}") from None
+    error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(_SCHEMA).iter_errors(data))
+    if error is not None:
+        raise SpaceError(f"{source}, line {_line_of(text, error)}: {error.message}")
+    rules = []
+    for entry in data["rule"]:
+        if bool(entry.get("layouts")) == bool(entry.get("pin")):
+            line = _line(text, rf'name\s*=\s*"{re.escape(entry["name"])}"')
+            raise SpaceError(f"{source}, line {line}: rule {entry['name']!r} needs either layouts or pin")
+        rules.append(
+            Rule(
+                name=entry["name"],
+                match=entry["match"],
+                layouts=tuple(entry.get("layouts", ())),
+                pin=tuple(entry.get("pin", ())),
+                forbid=tuple(entry.get("forbid", ())),
+                blocks=tuple(entry["blocks"]) if "blocks" in entry else None,
+            )
+        )
+    target = data["target"]
+    return SearchSpace(
+        source, tuple(target["blocks"]), tuple(rules), target["match"]["kind"], target["match"].get("feature")
+    )
+
+
+def builtin_space(kind: str, has_feature: Callable[[str], bool]) -> SearchSpace:
+    """The shipped search space for a target kind and CPU features; the first whose feature the target has.
+
+    Raises:
+        SpaceError: none is shipped for this kind of target.
+    """
+    spaces = sorted(_shipped(), key=lambda s: (s.feature is None, _PREFERENCE.get(s.feature or "", 0)))
+    for space in spaces:
+        if space.kind == kind and (space.feature is None or has_feature(space.feature)):
+            return space
+    raise SpaceError(f"no search space is shipped for target kind {kind!r}; give one with --space FILE")
+
+
+_PREFERENCE = {"avx512f": 0, "avx2": 1, "neon": 2}
+
+
+@cache
+def _shipped() -> tuple[SearchSpace, ...]:
+    folder = resources.files("layoutsearch") / "_search_spaces"
+    if not folder.is_dir():
+        # A checkout: the files lie beside the package and are put into it when the wheel is built.
+        folder = Path(__file__).resolve().parents[2] / "search_spaces"
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
+    return tuple(parse_space(f.read_text(encoding="utf-8"), f.name) for f in files)
+
+
+def _line_of(text: str, error: jsonschema.ValidationError) -> int:
+    if error.validator == "additionalProperties":
+        known = error.schema.get("properties", {})
+        unknown = next((k for k in error.instance if k not in known), "")
+        return _line(text, rf"\b{re.escape(str(unknown))}\b")
+    keys = [k for k in error.absolute_path if isinstance(k, str)]
+    return _line(text, rf"\b{re.escape(keys[-1])}\b") if keys else 1
+
+
+def _line(text: str, pattern: str) -> int:
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.search(pattern, line.split("#", 1)[0]):
+            return number
+    return 1
+
+
+def _in_range(value: int, wanted: Any) -> bool:
+    if isinstance(wanted, int):
+        return value == wanted
+    return wanted.get("min", value) <= value <= wanted.get("max", value)
+
+
+def _conv(test: Callable[[Any, Any], bool]) -> Callable[[OpNode, Any], bool]:
+    """A test of a convolution's geometry; false for every other operator."""
+    return lambda op, wanted: op.op in kinds.CONVOLUTIONS and test(conv_info(op), wanted)
+
+
+_MATCHERS: Mapping[str, Callable[[OpNode, Any], bool]] = {
+    "op": lambda op, wanted: op.op in (wanted, f"relax.{wanted}"),
+    "kind": lambda op, wanted: op.kind == wanted,
+    "id": lambda op, wanted: fnmatch.fnmatchcase(op.id, wanted),
+    "depthwise": _conv(lambda c, wanted: c.depthwise == wanted),
+    "pointwise": _conv(lambda c, wanted: (c.kernel == (1, 1) and c.groups == 1) == wanted),
+    "grouped": _conv(lambda c, wanted: (c.groups > 1 and not c.depthwise) == wanted),
+    "kernel": _conv(lambda c, wanted: c.kernel == tuple(wanted)),
+    "stride": _conv(lambda c, wanted: c.strides == tuple(wanted)),
+    "dilation": _conv(lambda c, wanted: c.dilation == tuple(wanted)),
+    "in_channels": _conv(lambda c, wanted: _in_range(c.in_channels, wanted)),
+    "out_channels": _conv(lambda c, wanted: _in_range(c.out_channels, wanted)),
+}

@@ -1,0 +1,213 @@
+"""Applying a plan: deterministic, without search or measurement, or an error that names what differs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+
+from layoutsearch.errors import MaterializeError, PlanError
+from layoutsearch.layout.build import build_graph
+from layoutsearch.layout.candidate import Candidate
+from layoutsearch.layout.graph import LayoutGraph
+from layoutsearch.layout.kinds import Role
+from layoutsearch.layout.rules import why_illegal
+from layoutsearch.materialize.convert import Materialized, materialize
+from layoutsearch.materialize.lower import Lowered, lower
+from layoutsearch.model.canonicalize import canonicalize
+from layoutsearch.model.fingerprint import fingerprint
+from layoutsearch.plan.plan import LayoutPlan
+from layoutsearch.schedule import audit
+from layoutsearch.schedule.dispatch import apply as apply_schedule
+from layoutsearch.schedule.dispatch import default as default_schedule
+from layoutsearch.schedule.target import TargetInfo
+from layoutsearch.schedule.value import Schedule
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What a plan makes of a module.
+
+    Attributes:
+        module: `main` in the plan's layouts, every kernel scheduled TIR.
+        materialized: the Relax module in the plan's layouts, verified.
+        lowered: its kernels before scheduling.
+        slow_loops: loop nests of scheduled kernels that are neither parallel nor vectorised, by kernel; empty is right.
+    """
+
+    module: tvm.IRModule
+    materialized: Materialized
+    lowered: Lowered
+    slow_loops: Mapping[str, list[str]]
+
+
+def target_of(plan: LayoutPlan) -> tvm.target.Target:
+    """The TVM target a plan was tuned for."""
+    return tvm.target.Target(dict(plan.target))
+
+
+def target_json(target: tvm.target.Target) -> dict[str, Any]:
+    """A target as plain data, empty fields left out, as plans carry it."""
+    data = json.loads(str(target)) if str(target).startswith("{") else {"kind": target.kind.name}
+    return {k: v for k, v in data.items() if v not in ("", [], None)}
+
+
+def check_target(plan: LayoutPlan, target: tvm.target.Target) -> None:
+    """Raise PlanError unless `target` is the plan's."""
+    have, want = target_json(target), target_json(target_of(plan))
+    for key in sorted(set(have) | set(want)):
+        if have.get(key) != want.get(key):
+            raise PlanError(
+                f"the plan was tuned for target {key}={want.get(key)!r}, this compile has {have.get(key)!r}; "
+                "compile for the plan's target or tune for this one"
+            )
+
+
+def assignment_of(plan: LayoutPlan, canonical: tvm.IRModule, graph: LayoutGraph) -> dict[str, Candidate]:
+    """The plan's choices by bound variable of this canonical module.
+
+    Raises:
+        PlanError: the plan belongs to another model; the message names the first operator that differs.
+    """
+    by_id = {op.id: op for op in graph.ops}
+    wanted = {op.id: op for op in plan.ops if op.choice is not None}
+    free = {op.id for op in graph.ops if op.role is not Role.FROZEN}
+    for op in graph.ops:
+        if op.id in free and op.id not in wanted:
+            raise PlanError(f"the model has op {op.id}, which the plan does not know: the model changed; tune again")
+    for op_id in wanted:
+        if op_id not in by_id:
+            raise PlanError(f"the plan has op {op_id}, which the model does not: the model changed; tune again")
+    found = {}
+    for op_id, entry in wanted.items():
+        node = by_id[op_id]
+        assert entry.choice is not None
+        reason = why_illegal(node, entry.choice)
+        if reason is not None:
+            raise PlanError(f"op {op_id} cannot be {entry.choice}: {reason}; restore the plan or tune again")
+        found[node.name] = entry.choice
+    have = fingerprint(canonical)
+    if have != plan.fingerprint:
+        raise PlanError(
+            f"the plan is for model fingerprint {plan.fingerprint[:12]}, this model has {have[:12]}: "
+            "same operators, connected or shaped differently; tune again"
+        )
+    return found
+
+
+def apply_plan(module: tvm.IRModule, plan: LayoutPlan, target: tvm.target.Target | None = None) -> Applied:
+    """Bring an imported (or canonical) Relax `module` into the plan's layouts and schedules.
+
+    Raises:
+        PlanError: the plan belongs to another model or target.
+        MaterializeError: the converted module is not what the plan says.
+    """
+    if target is None:
+        target = target_of(plan)
+    else:
+        check_target(plan, target)
+    canonical = canonicalize(module)
+    graph = build_graph(canonical)
+    assignment = assignment_of(plan, canonical, graph)
+    materialized = materialize(canonical, graph, assignment)
+    listed = {(t.tensor, t.source, t.target) for t in plan.transforms}
+    ids = {op.name: op.id for op in graph.ops}
+    for transform in materialized.transforms:
+        key = (tensor_id(transform.tensor, ids), str(transform.source), str(transform.target))
+        if key not in listed:
+            raise MaterializeError(f"a transform of {key[0]} from {key[1]} to {key[2]} is needed, the plan lists none")
+    lowered = lower(materialized.module, target)
+    schedules = {by.name: op.schedule for op in plan.ops if op.schedule for by in graph.ops if by.id == op.id}
+    info = TargetInfo.from_target(target, plan.threads)
+    scheduled, slow = schedule_kernels(lowered, schedules, info)
+    return Applied(scheduled, materialized, lowered, slow)
+
+
+def tensor_id(tensor: str, ids: Mapping[str, str]) -> str:
+    """A tensor's name in plans: the id of its operator (with the field of a tuple), or the model input."""
+    name, _, index = tensor.rpartition(".")
+    if tensor in ids:
+        return ids[tensor]
+    return f"{ids[name]}.{index}" if name in ids else tensor
+
+
+def schedule_kernels(
+    lowered: Lowered, schedules: Mapping[str, Schedule], target: TargetInfo
+) -> tuple[tvm.IRModule, dict[str, list[str]]]:
+    """Schedule every kernel: as `schedules` say for the bound variable of its root, else by default.
+
+    Raises:
+        PlanError: equal kernels with different schedules.
+    """
+    chosen: dict[str, Schedule] = {}
+    for kernel in lowered.kernels:
+        found = {schedules[group[0]] for group in kernel.groups if group[0] in schedules}
+        if len(found) > 1:
+            raise PlanError(f"ops of the same kernel {kernel.function} have different schedules; tune again")
+        if found:
+            chosen[kernel.function] = found.pop()
+    functions, slow = {}, {}
+    for gv, function in lowered.module.functions_items():
+        if isinstance(function, tirx.PrimFunc):
+            schedule = chosen.get(gv.name_hint) or default_schedule(function, target)
+            function = apply_schedule(function, schedule, target)
+            reports = audit.audit(function)
+            if reports:
+                slow[gv.name_hint] = reports
+        functions[gv] = function
+    return tvm.IRModule(functions, attrs=lowered.module.attrs), slow
+
+
+def _vm_passes() -> list[tvm.transform.Pass]:
+    """From scheduled kernels to VM code; what TVM's own CPU pipeline does after it has fused."""
+    t = relax.transform
+    return [
+        t.RewriteDataflowReshape(),
+        t.ToNonDataflow(),
+        t.RemovePurityChecking(),
+        t.CallTIRRewrite(),
+        t.StaticPlanBlockMemory(),
+        t.LowerAllocTensor(),
+        t.KillAfterLastUse(),
+        t.LowerRuntimeBuiltin(),
+        t.ComputePrimValue(),
+        t.VMShapeLower(),
+        t.AttachGlobalSymbol(),
+    ]
+
+
+def ApplyPlan(plan: LayoutPlan) -> tvm.transform.Pass:  # noqa: N802 (passes are named like classes in TVM)
+    """A TVM module pass: the imported Relax module in, scheduled kernels in the plan's layouts out.
+
+    The target is the current `tvm.target.Target` if there is one (it must be the plan's), else the plan's.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="layoutsearch.ApplyPlan")
+    def apply(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        return apply_plan(module, plan, tvm.target.Target.current(allow_none=True)).module
+
+    return apply
+
+
+def vm_pipeline() -> tvm.transform.Pass:
+    """The rest of the compilation, for a module that is already scheduled."""
+
+    @tvm.transform.module_pass(opt_level=0, name="layoutsearch.vm_pipeline")
+    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        return tvm.transform.Sequential(_vm_passes())(module)
+
+    return run
+
+
+def pipeline(plan: LayoutPlan) -> tvm.transform.Pass:
+    """A `relax_pipeline` for `tvm.compile`: `tvm.compile(module, target, relax_pipeline=layoutsearch.pipeline(plan))`."""
+
+    @tvm.transform.module_pass(opt_level=0, name="layoutsearch.pipeline")
+    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        return tvm.transform.Sequential([ApplyPlan(plan), *_vm_passes()])(module)
+
+    return run

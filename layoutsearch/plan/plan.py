@@ -1,0 +1,227 @@
+"""The layout plan: an assignment with its schedules and where it came from. An immutable value, saved as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from layoutsearch.errors import PlanError
+from layoutsearch.layout.candidate import Candidate
+from layoutsearch.layout.layout import Layout
+from layoutsearch.plan.schema import PLAN_SCHEMA, SCHEMA_ID, SECTIONS, digests
+from layoutsearch.schedule.value import Schedule
+
+
+@dataclass(frozen=True)
+class PlanOp:
+    """One operator.
+
+    Attributes:
+        id: stable id in the canonical module.
+        kind: most specific kind, such as `conv2d_depthwise`.
+        workload: key of the fused kernel it is in.
+        choice: its layouts; None for a frozen operator (listed because its kernel has a tuned schedule).
+        schedule: of the kernel, on the kernel's root; None means the default of this version.
+        fused_into: id of the root of its kernel, None for the root itself.
+        predicted_us: kernel time in the additive model, on the root.
+        measured_us: the measured median of the kernel, on the root.
+        uniform_us: what the kernel would take in the best uniform layout.
+        why: one line for people.
+    """
+
+    id: str
+    kind: str
+    workload: str
+    choice: Candidate | None
+    schedule: Schedule | None = None
+    scope: str = "global"
+    algorithm: str = "direct"
+    fused_into: str | None = None
+    predicted_us: float | None = None
+    measured_us: float | None = None
+    uniform_us: float | None = None
+    why: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        choice = self.choice
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "workload": self.workload,
+            "data_layout": str(choice.data) if choice else None,
+            "kernel_layout": str(choice.kernel) if choice and choice.kernel else None,
+            "out_layout": str(choice.out) if choice else None,
+            "scope": self.scope,
+            "algorithm": self.algorithm,
+            "schedule": self.schedule.to_json() if self.schedule else None,
+            "fused_into": self.fused_into,
+            "predicted_us": self.predicted_us,
+            "measured_us": self.measured_us,
+            "uniform_us": self.uniform_us,
+            "why": self.why,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> PlanOp:
+        """Inverse of `to_json`; raises PlanError for a layout or schedule that cannot be."""
+        choice = None
+        if data["data_layout"] is not None:
+            try:
+                kernel = Layout(data["kernel_layout"]) if data["kernel_layout"] else None
+                choice = Candidate(Layout(data["data_layout"]), kernel, Layout(data["out_layout"]))
+            except (ValueError, TypeError) as error:
+                raise PlanError(f"op {data['id']}: {error}") from None
+        rest = {k: data[k] for k in ("scope", "algorithm", "fused_into", "predicted_us", "measured_us", "uniform_us")}
+        schedule = Schedule.from_json(data["schedule"]) if data["schedule"] is not None else None
+        return cls(data["id"], data["kind"], data["workload"], choice, schedule, why=data["why"], **rest)
+
+
+@dataclass(frozen=True)
+class PlanTransform:
+    """One layout transform that the plan pays for."""
+
+    tensor: str
+    source: str
+    target: str
+    bytes: int
+    us: float | None = None
+    why: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "tensor": self.tensor,
+            "from": self.source,
+            "to": self.target,
+            "bytes": self.bytes,
+            "us": self.us,
+            "why": self.why,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> PlanTransform:
+        """Inverse of `to_json`."""
+        return cls(data["tensor"], data["from"], data["to"], data["bytes"], data["us"], data["why"])
+
+
+@dataclass(frozen=True)
+class LayoutPlan:
+    """A whole plan. The mappings are as in plan.json; see `layoutsearch.plan.schema`."""
+
+    tool: Mapping[str, Any] = field(hash=False)
+    target: Mapping[str, Any] = field(hash=False)
+    device: Mapping[str, Any] = field(hash=False)
+    model: Mapping[str, Any] = field(hash=False)
+    ops: tuple[PlanOp, ...]
+    transforms: tuple[PlanTransform, ...]
+    objective: Mapping[str, Any] = field(hash=False)
+    validation: Mapping[str, Any] = field(hash=False)
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the canonical module the plan is for."""
+        return str(self.model["fingerprint"])
+
+    @property
+    def threads(self) -> int:
+        """Threads the plan was measured with."""
+        return int(self.device["threads"])
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Input shapes by name, to load the model with."""
+        return {i["name"]: tuple(i["shape"]) for i in self.model["inputs"]}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, digests included."""
+        data: dict[str, Any] = {
+            "schema": SCHEMA_ID,
+            "tool": dict(self.tool),
+            "target": dict(self.target),
+            "device": dict(self.device),
+            "model": dict(self.model),
+            "ops": [op.to_json() for op in self.ops],
+            "transforms": [t.to_json() for t in self.transforms],
+            "objective": dict(self.objective),
+            "validation": dict(self.validation),
+        }
+        # Through JSON once, so that tuples and floats hash as they will be read.
+        data = json.loads(json.dumps(data))
+        return {**data, "digests": digests(data)}
+
+    @classmethod
+    def from_json(cls, data: Any, source: str = "plan") -> LayoutPlan:
+        """Check and read plain data.
+
+        Raises:
+            PlanError: another schema, a missing or wrong field, an edited section, an impossible layout or schedule.
+        """
+        if not isinstance(data, dict) or "schema" not in data:
+            raise PlanError(f"{source} is not a layout plan; expected a JSON object with schema {SCHEMA_ID!r}")
+        if data["schema"] != SCHEMA_ID:
+            raise PlanError(f"{source} has schema {data['schema']!r}, this version reads {SCHEMA_ID!r}; tune again")
+        error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(PLAN_SCHEMA).iter_errors(data))
+        if error is not None:
+            where = "/".join(str(p) for p in error.absolute_path) or "top level"
+            raise PlanError(f"{source}, {where}: {error.message[:200]}; tune again")
+        actual = digests(data)
+        edited = [s for s in SECTIONS if data["digests"].get(s) != actual[s]]
+        if edited:
+            raise PlanError(
+                f"{source}: section {edited[0]!r} was edited after the plan was written (its digest does not match); "
+                "restore the file or tune again"
+            )
+        return cls(
+            tool=data["tool"],
+            target=data["target"],
+            device=data["device"],
+            model=data["model"],
+            ops=tuple(PlanOp.from_json(op) for op in data["ops"]),
+            transforms=tuple(PlanTransform.from_json(t) for t in data["transforms"]),
+            objective=data["objective"],
+            validation=data["validation"],
+        )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> LayoutPlan:
+        """Read plan.json; see `from_json`.
+
+        Raises:
+            PlanError: the file is missing, truncated, not JSON, or not a valid plan.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PlanError(f"cannot read plan {path}: {error}") from None
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise PlanError(
+                f"{path} is not complete JSON (line {error.lineno}: {error.msg}); restore the file or tune again"
+            ) from None
+        return cls.from_json(data, str(path))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write plan.json, replacing an older one atomically."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(self.to_json(), file, indent=1)
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise

@@ -1,0 +1,232 @@
+"""What runs in build workers: everything that may crash, from lowering to linking.
+
+Payloads and results are plain data, since they cross a process boundary.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+
+from layoutsearch.errors import LayoutSearchError
+from layoutsearch.layout.build import build_graph
+from layoutsearch.layout.candidate import Candidate
+from layoutsearch.layout.kinds import Role
+from layoutsearch.layout.layout import Layout
+from layoutsearch.materialize.convert import materialize
+from layoutsearch.materialize.lower import lower
+from layoutsearch.materialize.moves import move
+from layoutsearch.materialize.writer import FunctionWriter
+from layoutsearch.model.load import load
+from layoutsearch.plan.compile import build_executable, compile, load_for
+from layoutsearch.plan.plan import LayoutPlan
+from layoutsearch.schedule import dispatch
+from layoutsearch.schedule.target import TargetInfo
+from layoutsearch.schedule.value import Schedule
+from layoutsearch.toolchain import export
+
+KERNELS = "layoutsearch.search.jobs:build_kernels"
+TRANSFORM = "layoutsearch.search.jobs:build_transform"
+PLAN = "layoutsearch.search.jobs:build_plan"
+REFERENCE = "layoutsearch.search.jobs:build_reference"
+
+ArgSpec = tuple[tuple[int, ...], str]
+
+
+@dataclass(frozen=True)
+class KernelJob:
+    """Build schedules of one candidate of one workload into one library.
+
+    Attributes:
+        module_json: the workload alone.
+        axes: axis names of its parameters.
+        members: number of its operators.
+        candidate: as text; empty for a frozen kernel.
+        target: TVM target as plain data.
+        threads: threads the kernel will run on.
+        known: schedules (JSON) that need not be built.
+        count: at most so many.
+        output: path of the library.
+    """
+
+    module_json: str
+    axes: tuple[tuple[str, str], ...]
+    members: int
+    candidate: str
+    target: dict[str, Any]
+    threads: int
+    known: tuple[str, ...]
+    count: int
+    output: str
+
+
+@dataclass(frozen=True)
+class TransformJob:
+    """Build one layout transform."""
+
+    shape: tuple[int, ...]
+    axes: str
+    dtype: str
+    source: str
+    wanted: str
+    target: dict[str, Any]
+    threads: int
+    output: str
+
+
+@dataclass(frozen=True)
+class BuiltKernels:
+    """A library of kernels: function i has schedule i (canonical JSON). All take the same arguments, output last.
+
+    Attributes:
+        failed: schedules that did not build, with one line each.
+        exhausted: whether the template has no further schedule.
+    """
+
+    output: str
+    schedules: tuple[str, ...]
+    args: tuple[ArgSpec, ...]
+    failed: tuple[tuple[str, str], ...]
+    exhausted: bool
+
+
+def function_name(index: int) -> str:
+    """Symbol of schedule `index` in a library."""
+    return f"kernel_{index}"
+
+
+def _lowered_kernel(job: KernelJob) -> tirx.PrimFunc:
+    module = tvm.ir.load_json(job.module_json)
+    graph = build_graph(module, dict(job.axes))
+    if job.candidate:
+        choice = Candidate.parse(job.candidate)
+        assignment = {f"t{i}": choice if i == 0 else Candidate.uniform(choice.out) for i in range(job.members)}
+        module = materialize(module, graph, assignment).module
+    else:
+        free = [op.name for op in graph.ops if op.role is not Role.FROZEN]
+        if free:
+            raise LayoutSearchError(f"kernel of {free} needs a candidate")
+    lowered = lower(module, tvm.target.Target(job.target))
+    functions = {g.name_hint: f for g, f in lowered.module.functions_items()}
+    for kernel in lowered.kernels:
+        for group in kernel.groups:
+            if group[0] == "t0":
+                if len(group) != job.members:
+                    raise LayoutSearchError(f"the kernel fused {len(group)} operators, expected {job.members}")
+                return functions[kernel.function]
+    prims = [f for f in functions.values() if isinstance(f, tirx.PrimFunc)]
+    if len(prims) == 1:
+        return prims[0]
+    raise LayoutSearchError("the kernel was lost in lowering")
+
+
+def _key(schedule: Schedule) -> str:
+    from layoutsearch.measure.records import canonical_json
+
+    return canonical_json(schedule.to_json())
+
+
+def build_kernels(job: KernelJob) -> BuiltKernels:
+    """Lower a workload in a candidate's layouts and build the next schedules of it."""
+    target = tvm.target.Target(job.target)
+    info = TargetInfo.from_target(target, job.threads)
+    func = _lowered_kernel(job)
+    fresh = [s for s in dispatch.candidates(func, info) if _key(s) not in set(job.known)]
+    functions, schedules, failed = {}, [], []
+    for schedule in fresh[: job.count]:
+        try:
+            scheduled = dispatch.apply(func, schedule, info)
+        except LayoutSearchError as error:
+            failed.append((_key(schedule), str(error)))
+            continue
+        name = function_name(len(schedules))
+        functions[name] = scheduled.with_attr("global_symbol", name)
+        schedules.append(_key(schedule))
+    if functions:
+        export(tvm.compile(tvm.IRModule(functions), target), job.output, target)
+    args = tuple((tuple(int(s) for s in p.ty.shape), str(p.ty.dtype)) for p in func.params)
+    return BuiltKernels(job.output, tuple(schedules), args, tuple(failed), len(fresh) <= job.count)
+
+
+def build_transform(job: TransformJob) -> BuiltKernels:
+    """Build a layout transform of one tensor, as the compiled model runs it."""
+    target = tvm.target.Target(job.target)
+    info = TargetInfo.from_target(target, job.threads)
+    source, wanted = Layout(job.source), Layout(job.wanted)
+    param = relax.Var("x", relax.TensorType(source.physical_shape(job.shape, job.axes), job.dtype))
+    writer = FunctionWriter()
+    result = writer.bind("moved", move(param, source, wanted))
+    out = writer.bind("out", result, output=True)
+    writer.end_block(dataflow=True)
+    function = writer.function([param], out).with_attr("global_symbol", "main")
+    lowered = lower(tvm.IRModule({tvm.ir.GlobalVar("main"): function}), target)
+    func = next(f for _, f in lowered.module.functions_items() if isinstance(f, tirx.PrimFunc))
+    schedule = dispatch.default(func, info)
+    name = function_name(0)
+    scheduled = dispatch.apply(func, schedule, info).with_attr("global_symbol", name)
+    export(tvm.compile(tvm.IRModule({name: scheduled}), target), job.output, target)
+    args = tuple((tuple(int(s) for s in p.ty.shape), str(p.ty.dtype)) for p in func.params)
+    return BuiltKernels(job.output, (_key(schedule),), args, (), True)
+
+
+@dataclass(frozen=True)
+class PlanJob:
+    """Compile a model with a plan; `model` is a path or a module's JSON, `stamp` tells two contents apart."""
+
+    model: str
+    is_json: bool
+    stamp: str
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    plan: dict[str, Any]
+    output: str
+
+
+@lru_cache(maxsize=1)
+def _loaded(model: str, is_json: bool, stamp: str, shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> Any:
+    if is_json:
+        with open(model, encoding="utf-8") as file:
+            return load(tvm.ir.load_json(file.read()))
+    return load(model, dict(shapes) or None)
+
+
+def build_plan(job: PlanJob) -> str:
+    """Compile the model with the plan, exactly as a production compile does."""
+    plan = LayoutPlan.from_json(job.plan)
+    loaded = load_for(_loaded(job.model, job.is_json, job.stamp, job.shapes), plan)
+    compile(loaded, plan, output=job.output)
+    return job.output
+
+
+def build_reference(job: PlanJob) -> str:
+    """Build the untouched module with TVM's own pipeline, to compare outputs with."""
+    loaded = _loaded(job.model, job.is_json, job.stamp, job.shapes)
+    target = tvm.target.Target(job.plan["target"])
+    executable = tvm.compile(loaded.module, target)
+    export(executable, job.output, target)
+    return job.output
+
+
+def file_stamp(path: str) -> str:
+    """Changes when the file does."""
+    status = os.stat(path)
+    return f"{status.st_mtime_ns}-{status.st_size}"
+
+
+__all__ = [
+    "KERNELS",
+    "PLAN",
+    "REFERENCE",
+    "TRANSFORM",
+    "BuiltKernels",
+    "KernelJob",
+    "PlanJob",
+    "TransformJob",
+    "build_executable",
+    "file_stamp",
+    "function_name",
+]

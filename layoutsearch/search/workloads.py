@@ -1,0 +1,182 @@
+"""The model as a set of kernels: what each computes, its candidates, and which of them are the same work."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import tvm
+
+from layoutsearch.layout.candidate import Candidate
+from layoutsearch.layout.candidates import OpSpace
+from layoutsearch.layout.graph import LayoutGraph, OpNode
+from layoutsearch.layout.groups import FusionOp, fusion_groups
+from layoutsearch.layout.kinds import Role
+from layoutsearch.layout.rules import why_illegal
+from layoutsearch.materialize.extract import Extractor
+from layoutsearch.materialize.writer import FunctionWriter, substitute
+from layoutsearch.model.fingerprint import fingerprint
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A kernel to be tuned once, however often the model holds it.
+
+    Attributes:
+        key: hash of operators, attributes, shapes, dtypes, axis names.
+        summary: for people, e.g. `conv2d_pointwise+add+relu 1x64x56x56 -> 1x256x56x56`.
+        module_json: the kernel alone, as TVM writes a module.
+        axes: axis names of its parameters.
+        members: number of operators in it.
+    """
+
+    key: str
+    summary: str
+    module_json: str
+    axes: tuple[tuple[str, str], ...]
+    members: int
+
+
+@dataclass(frozen=True)
+class KernelNode:
+    """One kernel of the model: a node of the search.
+
+    Attributes:
+        members: bound variables, root first in program order.
+        workload: what it computes.
+        choices: candidates of the root; the other members run in the root's result layout. A single None for a frozen
+            kernel.
+    """
+
+    members: tuple[str, ...]
+    workload: Workload
+    choices: tuple[Candidate | None, ...]
+
+    @property
+    def root(self) -> str:
+        """The operator that the kernel is about."""
+        return self.members[0]
+
+    def assignment(self, choice: Candidate | None) -> dict[str, Candidate]:
+        """Candidate of every member under `choice`."""
+        if choice is None:
+            return {}
+        return {name: choice if i == 0 else Candidate.uniform(choice.out) for i, name in enumerate(self.members)}
+
+
+def kernel_nodes(canonical: tvm.IRModule, graph: LayoutGraph, spaces: Mapping[str, OpSpace]) -> tuple[KernelNode, ...]:
+    """The kernels of a canonical module, in program order of their roots.
+
+    A kernel whose members have no layout in common is taken apart.
+    """
+    extractor = Extractor(canonical)
+    workloads: dict[str, Workload] = {}
+    nodes = []
+    for group in _groups(graph):
+        ops = [graph.by_name[n] for n in group]
+        choices = _choices(ops, spaces)
+        parts = [group] if choices else [(n,) for n in group]
+        for part in parts:
+            members = [graph.by_name[n] for n in part]
+            workload = _workload(extractor, members)
+            workload = workloads.setdefault(workload.key, workload)
+            nodes.append(KernelNode(part, workload, choices if len(parts) == 1 else _choices(members, spaces)))
+    return tuple(nodes)
+
+
+def _groups(graph: LayoutGraph) -> list[tuple[str, ...]]:
+    escaping = {o.tensor for o in graph.outputs}
+    made = {t.name: op.name for op in graph.ops for t in op.results}
+    # A view hands its operand on under other axes: the fusion of the converted module sees the operand itself.
+    ops = [
+        FusionOp(
+            name=op.name,
+            op=op.op,
+            inputs=tuple(made[o.tensor] for o in op.operands if o.tensor in made),
+            shape=op.result.shape if len(op.results) == 1 else None,
+            escapes=any(t.name in escaping for t in op.results),
+        )
+        for op in graph.ops
+    ]
+    return fusion_groups(ops)
+
+
+def _choices(ops: list[OpNode], spaces: Mapping[str, OpSpace]) -> tuple[Candidate | None, ...]:
+    root, rest = ops[0], ops[1:]
+    if root.role is Role.FROZEN:
+        return (None,) if not rest or all(op.role is Role.FROZEN for op in rest) else ()
+    found: list[Candidate | None] = []
+    for candidate in spaces[root.name].candidates:
+        uniform = Candidate.uniform(candidate.out)
+        allowed = all(
+            op.role is not Role.FROZEN and uniform in spaces[op.name].candidates and why_illegal(op, uniform) is None
+            for op in rest
+        )
+        if allowed:
+            found.append(candidate)
+    return tuple(found)
+
+
+def _workload(extractor: Extractor, ops: list[OpNode]) -> Workload:
+    module, _ = extractor.extract([op.name for op in ops])
+    axes = _parameter_axes(module, ops)
+    text = fingerprint(_without_scalars(module)) + repr(axes)
+    key = hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
+    return Workload(key, _summary(ops), tvm.ir.save_json(module), axes, len(ops))
+
+
+def _without_scalars(module: tvm.IRModule) -> tvm.IRModule:
+    """The module with every scalar constant set to one: values do not change what a kernel costs."""
+    main, writer = module["main"], FunctionWriter()
+    env: dict[tvm.relax.Var, tvm.relax.Expr] = {}
+
+    def masked(expr: tvm.relax.Expr) -> tvm.relax.Expr:
+        if isinstance(expr, tvm.ir.GenericConst) and isinstance(expr.ty, tvm.relax.TensorType) and expr.ty.ndim == 0:
+            return tvm.relax.const(1, str(expr.ty.dtype))
+        return env.get(expr, expr) if isinstance(expr, tvm.relax.Var) else expr
+
+    for block in main.body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if isinstance(value, tvm.relax.Call):
+                value = tvm.relax.Call(value.op, [masked(a) for a in value.args], value.attrs, value.ty_args)
+            output = not isinstance(binding.var, tvm.relax.DataflowVar)
+            env[binding.var] = writer.bind(binding.var.name, substitute(value, env), output=output)
+        writer.end_block(dataflow=True)
+    return tvm.IRModule({tvm.ir.GlobalVar("main"): writer.function(main.params, substitute(main.body.body, env))})
+
+
+def _parameter_axes(module: tvm.IRModule, ops: list[OpNode]) -> tuple[tuple[str, str], ...]:
+    """Axis names of four-dimensional parameters, as the operator that reads each first sees them."""
+    seen: dict[str, str] = {}
+    main = module["main"]
+    params = {p.name: p for p in main.params}
+    bindings = [b for block in main.body.blocks for b in block.bindings if b.var.name.startswith("t")]
+    for binding, op in zip(bindings, ops, strict=False):
+        operands = iter(op.operands)
+        for arg in _flatten(binding.value.args):
+            if not isinstance(arg.ty, tvm.relax.TensorType):
+                continue
+            operand = next(operands)
+            name = getattr(arg, "name", "")
+            if name in params and len(operand.info.axes) == 4:
+                seen.setdefault(name, operand.info.axes)
+    return tuple(sorted(seen.items()))
+
+
+def _flatten(args: object) -> list[tvm.relax.Expr]:
+    found = []
+    for arg in args:  # type: ignore[attr-defined]
+        found += _flatten(arg.fields) if isinstance(arg, tvm.relax.Tuple) else [arg]
+    return found
+
+
+def _summary(ops: list[OpNode]) -> str:
+    words = "+".join([ops[0].kind, *(op.op.rsplit(".", 1)[-1] for op in ops[1:])])
+    shape = "x".join(map(str, ops[0].operands[0].info.shape or ())) if ops[0].operands else ""
+    out = "x".join(map(str, ops[-1].result.shape or ())) if ops[-1].results else ""
+    kernel = ""
+    if len(ops[0].operands) > 1 and ops[0].kind.startswith("conv"):
+        kernel = " k" + "x".join(map(str, ops[0].operands[1].info.shape or ()))
+    return f"{words} {shape}{kernel} -> {out}"
