@@ -6,6 +6,7 @@ import itertools
 import math
 
 import numpy as np
+from hypothesis import strategies as st
 
 from layoutsearch.search.problem import LayoutProblem, Node, Tensor, Use
 
@@ -30,7 +31,7 @@ def random_problem(seed: int, *, max_nodes: int = 7, p_inf: float = 0.1) -> Layo
         producer = None if rng.random() < 0.2 else int(rng.integers(n))
         # Consumers come later in the order, as in a real graph; with replacement, so operands repeat.
         later = list(range(0 if producer is None else producer + 1, n))
-        readers: list[int | None] = [int(r) for r in rng.choice(later, size=rng.integers(0, 5))] if later else []
+        readers: list[int | None] = [int(r) for r in rng.choice(later, size=rng.integers(0, 7))] if later else []
         if rng.random() < 0.3 or not readers:
             readers.append(None)
 
@@ -155,3 +156,25 @@ def chain(seed: int = 0, n_layouts: int = 5, length: int = 1000, **kwargs: bool)
             x = net.flexible(net.sizes[x], x, history[-int(net.rng.integers(2, 10))])
         history.append(x)
     return net.problem()
+
+
+@st.composite
+def layout_problems(draw: st.DrawFn, max_nodes: int = 5) -> LayoutProblem:
+    """What `random_problem` makes, drawn piece by piece so that a failure shrinks to the smallest instance."""
+    time = st.one_of(st.integers(0, 9).map(float), st.floats(0, 100, allow_nan=False), st.just(math.inf))
+    sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=max_nodes))
+    nodes = tuple(Node(f"n{i}", tuple(draw(time) for _ in range(s))) for i, s in enumerate(sizes))
+    tensors = []
+    for t in range(draw(st.integers(0, max_nodes + 1))):
+        n_layouts = draw(st.integers(1, 3))
+        cost = [[0.0 if f == w else draw(time) for w in range(n_layouts)] for f in range(n_layouts)]
+        producer = draw(st.one_of(st.none(), st.integers(0, len(sizes) - 1)))
+        reader = st.one_of(st.none(), st.integers(0, len(sizes) - 1).filter(lambda r, p=producer: r != p))
+
+        def table(node: int | None, n_layouts: int = n_layouts) -> tuple[int, ...]:
+            size = 1 if node is None else sizes[node]
+            return tuple(draw(st.integers(0, n_layouts - 1)) for _ in range(size))
+
+        readers = [draw(reader) if len(sizes) > 1 else None for _ in range(draw(st.integers(0, 5)))]
+        tensors.append(Tensor(f"t{t}", producer, table(producer), tuple(Use(r, table(r)) for r in readers), cost))
+    return LayoutProblem(nodes, tuple(tensors))
