@@ -23,7 +23,8 @@ def _bounds(call: Expr) -> tuple[Expr, float, float] | None:
         return call.args[0], 0.0, 6.0
     if name == "relax.clip":
         low, high = (getattr(arg, "value", None) for arg in call.args[1:])
-        return None if low is None or high is None else (call.args[0], float(low), float(high))
+        # TVM applies the lower bound last, so it wins where the two are crossed.
+        return None if low is None or high is None else (call.args[0], float(low), float(max(low, high)))
     if name in ("relax.maximum", "relax.minimum"):
         operand, bound = call.args
         value = scalar_of(bound)

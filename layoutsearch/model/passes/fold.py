@@ -68,8 +68,8 @@ def _evaluate_with_tvm(call: relax.Call) -> Expr | None:
         builder.emit_func_output(output)
     with tvm.target.Target("llvm"):
         folded = relax.transform.FoldConstant()(builder.get())["main"]
-    values = [binding.value for block in folded.body.blocks for binding in block.bindings]
-    return values[-1] if values and isinstance(values[-1], GenericConst) else None
+    # A folded output is no longer bound to anything: it is the body itself.
+    return folded.body.body if isinstance(folded.body.body, GenericConst) else None
 
 
 def fold_constant(call: relax.Call, scope: Scope) -> Expr | None:
