@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import logging
+import os
+import sys
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -100,6 +104,20 @@ def _opset(proto: onnx.ModelProto) -> int:
     return next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
 
 
+def _forget(error: BaseException) -> None:
+    """Drop what the frames of a failed import hold: TVM prints a warning when its half-built function goes away."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    try:
+        with open(os.devnull, "w") as sink:
+            os.dup2(sink.fileno(), 2)
+        traceback.clear_frames(error.__traceback__)
+        gc.collect()
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
 def _simplify(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
     """Fold what the shapes determine; keep inputs that nothing reads, which onnxslim drops."""
     import onnxslim
@@ -158,8 +176,9 @@ def import_onnx(
         with _quiet():
             module = from_onnx(proto, keep_params_in_input=False)
     except Exception as error:
+        reason = f"{type(error).__name__}: {_first_line(error)}"
+        _forget(error)
         raise ModelError(
-            f"{name}: TVM cannot import the model ({type(error).__name__}: {_first_line(error)}); "
-            "check the input shapes, or export it with another opset"
+            f"{name}: TVM cannot import the model ({reason}); check the input shapes, or export it with another opset"
         ) from error
     return module, inputs, outputs
