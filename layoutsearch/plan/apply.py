@@ -15,7 +15,7 @@ from layoutsearch.layout.build import build_graph
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.graph import LayoutGraph
 from layoutsearch.layout.kinds import Role
-from layoutsearch.layout.rules import why_illegal
+from layoutsearch.layout.rules import initial_assignment, why_illegal
 from layoutsearch.materialize.convert import Materialized, materialize
 from layoutsearch.materialize.lower import Lowered, lower
 from layoutsearch.model.canonicalize import canonicalize
@@ -74,6 +74,8 @@ def assignment_of(plan: LayoutPlan, canonical: tvm.IRModule, graph: LayoutGraph)
         PlanError: the plan belongs to another model; the message names the first operator that differs.
     """
     by_id = {op.id: op for op in graph.ops}
+    if not plan.ops and not graph.anchors:
+        return initial_assignment(graph)
     wanted = {op.id: op for op in plan.ops if op.choice is not None}
     free = {op.id for op in graph.ops if op.role is not Role.FROZEN}
     for op in graph.ops:
@@ -180,7 +182,7 @@ def _vm_passes() -> list[tvm.transform.Pass]:
     ]
 
 
-def ApplyPlan(plan: LayoutPlan) -> tvm.transform.Pass:  # noqa: N802 (passes are named like classes in TVM)
+def ApplyPlan(plan: LayoutPlan) -> tvm.transform.Pass:
     """A TVM module pass: the imported Relax module in, scheduled kernels in the plan's layouts out.
 
     The target is the current `tvm.target.Target` if there is one (it must be the plan's), else the plan's.
@@ -204,7 +206,7 @@ def vm_pipeline() -> tvm.transform.Pass:
 
 
 def pipeline(plan: LayoutPlan) -> tvm.transform.Pass:
-    """A `relax_pipeline` for `tvm.compile`: `tvm.compile(module, target, relax_pipeline=layoutsearch.pipeline(plan))`."""
+    """A `relax_pipeline`, as in `tvm.compile(module, target, relax_pipeline=layoutsearch.pipeline(plan))`."""
 
     @tvm.transform.module_pass(opt_level=0, name="layoutsearch.pipeline")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:

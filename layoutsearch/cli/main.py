@@ -1,0 +1,202 @@
+"""The command line. Errors a user can cause are one line on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from layoutsearch.errors import LayoutSearchError
+
+INTERRUPTED = 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="layoutsearch")
+def cli() -> None:
+    """Autotune the layout of every operator of a model for Apache TVM."""
+
+
+@cli.command()
+@click.argument("model", type=click.Path())
+@click.option("--shape", "shapes", multiple=True, metavar="NAME=1,3,320,320", help="Shape of a dynamic input.")
+@click.option("--target", metavar="TARGET", help="TVM target, JSON or 'llvm -mcpu=...'; this CPU by default.")
+@click.option("--threads", type=click.IntRange(1), help="Threads of a kernel; all cores by default.")
+@click.option("--space", type=click.Path(), help="Search-space file; the one shipped for the target by default.")
+@click.option("--trials", type=click.IntRange(1), default=4, show_default=True, help="Assignments timed whole.")
+@click.option("--time-budget", metavar="90s|8h", help="Stop in time; what is best then is exported.")
+@click.option("--rpc", metavar="HOST:PORT", help="TVM RPC tracker; a server on this machine by default.")
+@click.option("--device-key", metavar="KEY", help="Device key at the tracker.")
+@click.option("--out", type=click.Path(file_okay=False), help="Folder for plan.json; results/MODEL by default.")
+@click.option("--records", type=click.Path(dir_okay=False), help="Record store; OUT/records.sqlite by default.")
+@click.option("--resume", is_flag=True, help="Continue the run in OUT.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--quiet", is_flag=True, help="No progress.")
+@click.option("--json", "as_json", is_flag=True, help="End with one JSON object on stdout, and no progress.")
+def tune(model: str, shapes: tuple[str, ...], target: str | None, time_budget: str | None, **rest: Any) -> None:
+    """Find the best layouts for MODEL (ONNX, or a Relax module saved as JSON) and write plan.json."""
+    from layoutsearch.cli.options import parse_target
+    from layoutsearch.cli.progress import ProgressReporter
+    from layoutsearch.model.shapes import parse_shapes
+    from layoutsearch.search.budget import Budget, parse_duration
+    from layoutsearch.search.reporter import Silent
+    from layoutsearch.search.tune import TuneOptions, run_tune
+
+    quiet, as_json = rest.pop("quiet"), rest.pop("as_json")
+    seconds = parse_duration(time_budget) if time_budget else None
+    options = TuneOptions(
+        shapes=parse_shapes(shapes) or None, target=parse_target(target), time_budget_s=seconds, **rest
+    )
+    budget = Budget(seconds)
+    console = Console(stderr=True)
+    with _interruptible(budget, console):
+        if quiet or as_json:
+            result = run_tune(model, options, Silent(), budget)
+        else:
+            with ProgressReporter(console, budget) as reporter:
+                result = run_tune(model, options, reporter, budget)
+    if as_json:
+        click.echo(json.dumps(result.to_json()))
+    elif not quiet:
+        click.echo(result.note)
+        if result.plan is not None:
+            click.echo(f"plan: {result.path} ({result.seconds:.0f} s)")
+    if result.interrupted:
+        sys.exit(INTERRUPTED)
+
+
+@contextlib.contextmanager
+def _interruptible(budget: Any, console: Console) -> Iterator[None]:
+    """Ctrl-C once: finish the measurement in flight and write. Twice: stop at once."""
+
+    def stop(_signal: int, _frame: Any) -> None:
+        if budget.interrupted:
+            raise KeyboardInterrupt
+        budget.interrupt()
+        console.print("stopping after the measurement in flight; again to stop at once", highlight=False)
+
+    before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@cli.command(name="compile")
+@click.argument("model", type=click.Path())
+@click.option("--plan", "plan_path", type=click.Path(), required=True, help="plan.json of this model.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="Shared library to write.")
+@click.option("--target", metavar="TARGET", help="Must be the plan's target; by default it is.")
+def compile_command(model: str, plan_path: str, output: str, target: str | None) -> None:
+    """Compile MODEL with a plan: no search, no measurement."""
+    import tvm
+
+    from layoutsearch.cli.options import parse_target
+    from layoutsearch.plan.compile import compile
+    from layoutsearch.plan.plan import LayoutPlan
+    from layoutsearch.toolchain import require_toolchain
+
+    require_toolchain()
+    plan = LayoutPlan.load(plan_path)
+    wanted = parse_target(target)
+    compile(model, plan, target=tvm.target.Target(wanted) if wanted is not None else None, output=output)
+    click.echo(f"wrote {output}")
+
+
+@cli.command()
+@click.argument("model", type=click.Path())
+@click.option("--plan", "plan_path", type=click.Path(), required=True, help="plan.json of this model.")
+@click.option("--rpc", metavar="HOST:PORT", help="TVM RPC tracker; a server on this machine by default.")
+@click.option("--device-key", metavar="KEY", help="Device key at the tracker.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def check(model: str, plan_path: str, rpc: str | None, device_key: str | None, as_json: bool) -> None:
+    """Verify that a plan does on MODEL what it says: layouts, transforms, outputs."""
+    from layoutsearch.measure.device import Device
+    from layoutsearch.plan.plan import LayoutPlan
+    from layoutsearch.search.check import check_plan
+    from layoutsearch.toolchain import require_toolchain
+
+    require_toolchain()
+    plan = LayoutPlan.load(plan_path)
+    if bool(rpc) != bool(device_key):
+        raise LayoutSearchError("--rpc HOST:PORT and --device-key KEY go together; give both or neither")
+    source = Device.remote(rpc, device_key, plan.threads) if rpc and device_key else Device.local(plan.threads)
+    with source as device:
+        result = check_plan(model, plan, device)
+    if as_json:
+        click.echo(json.dumps(result.to_json()))
+    else:
+        click.echo(
+            f"{result.achieved} of {result.requested} ops in their layouts, {result.transforms} transforms, "
+            f"largest error {result.max_rel_error:.2e} of the output's range"
+        )
+        for line in result.mismatches:
+            click.echo(line)
+    sys.exit(0 if result.ok else 1)
+
+
+@cli.command()
+@click.argument("plan_path", metavar="PLAN", type=click.Path())
+@click.option("--all", "everything", is_flag=True, help="Every kernel, not only those with a choice.")
+def explain(plan_path: str, everything: bool) -> None:
+    """Show what a plan chose, what it costs, and why."""
+    from layoutsearch.plan.explain import explain as explain_plan
+    from layoutsearch.plan.plan import LayoutPlan
+
+    explanation = explain_plan(LayoutPlan.load(plan_path))
+    table = Table(show_lines=False)
+    for name, justify in (("op", "left"), ("layouts", "left"), ("kernel us", "right"), ("uniform us", "right")):
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("transforms after it")
+    table.add_column("why")
+    for row in explanation.rows:
+        op = row.op
+        if op.choice is None and not everything:
+            continue
+        name = op.id + (f" +{row.fused}" if row.fused else "")
+        table.add_row(
+            name, str(op.choice or ""), _us(op.predicted_us), _us(op.uniform_us), "\n".join(row.transforms), op.why
+        )
+    width = None if sys.stdout.isatty() else 200
+    Console(width=width).print(table)
+    for line in explanation.summary:
+        click.echo(line)
+
+
+def _us(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def main() -> None:
+    """Entry point: run, and turn expected errors into one line."""
+    try:
+        cli(standalone_mode=False)
+    except LayoutSearchError as error:
+        click.echo(f"layoutsearch: {_one_line(error)}", err=True)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        click.echo(f"layoutsearch: {error.format_message()}", err=True)
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("layoutsearch: stopped", err=True)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+if __name__ == "__main__":
+    main()

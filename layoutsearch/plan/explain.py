@@ -1,0 +1,69 @@
+"""A plan for people: every kernel with its layouts, its time, what the uniform choice would cost, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from layoutsearch.plan.plan import LayoutPlan, PlanOp
+
+
+@dataclass(frozen=True)
+class ExplainRow:
+    """One kernel: its root and how many operators are fused into it."""
+
+    op: PlanOp
+    fused: int
+    transforms: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Rows in program order, and lines about the whole."""
+
+    rows: tuple[ExplainRow, ...]
+    summary: tuple[str, ...]
+
+
+def explain(plan: LayoutPlan) -> Explanation:
+    """Everything `layoutsearch explain` shows."""
+    fused: dict[str, int] = {}
+    for op in plan.ops:
+        if op.fused_into is not None:
+            fused[op.fused_into] = fused.get(op.fused_into, 0) + 1
+    after: dict[str, list[str]] = {}
+    members = {op.id: op.fused_into or op.id for op in plan.ops}
+    loose = []
+    for t in plan.transforms:
+        text = f"{t.source} to {t.target}" + (f" ({t.us:.1f} us)" if t.us is not None else "")
+        owner = members.get(t.tensor, members.get(t.tensor.rpartition(".")[0]))
+        if owner is None:
+            loose.append(f"{t.tensor}: {text}")
+        else:
+            after.setdefault(owner, []).append(text)
+    rows = tuple(
+        ExplainRow(op, fused.get(op.id, 0), tuple(after.get(op.id, ()))) for op in plan.ops if op.fused_into is None
+    )
+    return Explanation(rows, tuple(_summary(plan, loose)))
+
+
+def _summary(plan: LayoutPlan, loose: list[str]) -> list[str]:
+    kernels = sum(op.predicted_us or 0.0 for op in plan.ops)
+    transforms = sum(t.us or 0.0 for t in plan.transforms)
+    lines = [
+        f"{plan.model['name']} for {plan.device['cpu']}, {plan.threads} threads",
+        f"kernels {kernels:.0f} us, {len(plan.transforms)} transforms {transforms:.0f} us (each alone)",
+    ]
+    lines += [f"model input {text}" for text in loose]
+    v = plan.validation
+    if v["baseline_us"] and v["plan_us"]:
+        low, high = v["speedup_ci"]
+        lines.append(
+            f"whole model {v['plan_us']['median']:.0f} us, {v['baseline']} {v['baseline_us']['median']:.0f} us: "
+            f"{v['speedup']:.3f}x, 95 % interval {low:.3f} to {high:.3f}"
+        )
+        lines.append("accepted" if v["accepted"] else f"not accepted: nothing beat {v['baseline']}, which this plan is")
+    else:
+        lines.append("validated numerically, not compared with a baseline")
+    if not plan.ops:
+        lines.append("nothing to choose: the model has no layout-sensitive operator")
+    return lines

@@ -1,0 +1,96 @@
+"""Does a plan do what it says, on this model? Layouts, transforms and numbers."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from layoutsearch.layout.build import build_graph
+from layoutsearch.measure.builder import Builder
+from layoutsearch.measure.device import Device
+from layoutsearch.model.canonicalize import canonicalize
+from layoutsearch.model.samples import relative_error, sample_inputs
+from layoutsearch.plan.apply import apply_plan, assignment_of, target_of
+from layoutsearch.plan.compile import load_for
+from layoutsearch.plan.plan import LayoutPlan
+from layoutsearch.search.jobs import PLAN, REFERENCE, PlanJob, file_stamp
+from layoutsearch.search.whole import MAX_REL_ERROR
+
+_BUILD_S = 900.0
+_RUN_S = 600.0
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What `layoutsearch check` found; `mismatches` are lines for people, empty if all is well."""
+
+    requested: int
+    achieved: int
+    transforms: int
+    max_rel_error: float
+    mismatches: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the plan does what it says."""
+        return not self.mismatches
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `check --json` prints."""
+        return {
+            "ok": self.ok,
+            "requested": self.requested,
+            "achieved": self.achieved,
+            "transforms": self.transforms,
+            "max_rel_error": self.max_rel_error,
+            "mismatches": list(self.mismatches),
+        }
+
+
+def check_plan(
+    model: Any, plan: LayoutPlan, device: Device, inputs: Sequence[Sequence[np.ndarray]] | None = None
+) -> CheckResult:
+    """Apply `plan` to `model` (a path), verify every layout, run it and the untouched module on the same inputs.
+
+    Raises:
+        PlanError: the plan does not belong to the model.
+        RunFailed: a module does not build or run.
+    """
+    loaded = load_for(model, plan)
+    canonical = canonicalize(loaded.module)
+    graph = build_graph(canonical)
+    requested = assignment_of(plan, canonical, graph)
+    applied = apply_plan(loaded.module, plan, target_of(plan))
+    # apply_plan raises where an operator is not in its layout, so what is left to compare is the lowered module.
+    mismatches = []
+    lowered = sum(applied.lowered.transforms.values())
+    if lowered != len(plan.transforms):
+        mismatches.append(f"the lowered module has {lowered} transforms, the plan lists {len(plan.transforms)}")
+    for kernel, reports in applied.slow_loops.items():
+        mismatches.append(f"{kernel}: {reports[0]}")
+    error = _error(model, loaded.inputs, plan, device, inputs or [sample_inputs(loaded.inputs, s) for s in range(2)])
+    if error > MAX_REL_ERROR:
+        mismatches.append(f"outputs differ by {error:.2e} of their range, at most {MAX_REL_ERROR:g} is allowed")
+    return CheckResult(len(requested), len(requested), lowered, error, tuple(mismatches))
+
+
+def _error(
+    model: Any, model_inputs: Any, plan: LayoutPlan, device: Device, samples: Sequence[Sequence[np.ndarray]]
+) -> float:
+    path = str(Path(model).resolve())
+    shapes = tuple((i.name, tuple(i.shape)) for i in model_inputs)
+    with tempfile.TemporaryDirectory(prefix="layoutsearch-") as folder, Builder(workers=2) as builder:
+        jobs = [
+            (what, PlanJob(path, False, file_stamp(path), shapes, plan.to_json(), f"{folder}/{what}.so"))
+            for what in ("plan", "reference")
+        ]
+        futures = [builder.submit(PLAN if what == "plan" else REFERENCE, job, _BUILD_S) for what, job in jobs]
+        built, reference = [f.result().get() for f in futures]
+        return max(
+            relative_error(device.run_model(built, s, _RUN_S), device.run_model(reference, s, _RUN_S)) for s in samples
+        )

@@ -1,0 +1,217 @@
+"""Making a plan out of a solution."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tvm
+
+import layoutsearch
+from layoutsearch.layout.candidate import Candidate
+from layoutsearch.layout.graph import LayoutGraph
+from layoutsearch.layout.kinds import Role
+from layoutsearch.layout.rules import transforms_of
+from layoutsearch.measure.device import DeviceIdentity
+from layoutsearch.model.load import LoadedModel
+from layoutsearch.plan.apply import target_json, tensor_id
+from layoutsearch.plan.plan import LayoutPlan, PlanOp, PlanTransform
+from layoutsearch.schedule.value import Schedule
+from layoutsearch.search.acceptance import Comparison, summarize
+from layoutsearch.search.assemble import Program
+from layoutsearch.search.kernels import KernelLab, TransformKey
+from layoutsearch.search.workloads import KernelNode
+
+
+@dataclass(frozen=True)
+class PlanContext:
+    """What all plans of a run have in common."""
+
+    loaded: LoadedModel
+    graph: LayoutGraph
+    fingerprint: str
+    target: tvm.target.Target
+    device: DeviceIdentity
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the whole-model timing said about a plan.
+
+    Attributes:
+        baseline: name of the best uniform layout.
+        baseline_us: its samples.
+        plan_us: the plan's samples of the same rounds.
+        comparison: statistics of the two, None where the plan is the baseline.
+        max_rel_error: of the plan, against the untouched module.
+        accepted: whether the plan beat the baseline.
+    """
+
+    baseline: str
+    baseline_us: tuple[float, ...]
+    plan_us: tuple[float, ...]
+    comparison: Comparison | None
+    max_rel_error: float
+    accepted: bool
+
+
+def make_plan(
+    context: PlanContext,
+    program: Program,
+    solution: Sequence[int],
+    lab: KernelLab,
+    *,
+    uniform: Sequence[int] | None = None,
+    uniform_name: str = "",
+    lower_bound_us: float | None = None,
+) -> LayoutPlan:
+    """The plan of a solution, not yet validated."""
+    ops = []
+    for position, (node, index) in enumerate(zip(program.nodes, solution, strict=True)):
+        other = uniform[position] if uniform is not None else None
+        ops += _plan_ops(context.graph, node, index, other, uniform_name, lab, program, position)
+    assignment = program.choices(solution)
+    total = program.problem.evaluate(solution).total
+    bound = lower_bound_us if lower_bound_us is not None else total
+    return LayoutPlan(
+        tool={
+            "layoutsearch": layoutsearch.__version__,
+            "tvm": tvm.__version__,
+            "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        },
+        target=target_json(context.target),
+        device={
+            "key": context.device.key,
+            "cpu": context.device.cpu,
+            "features": list(context.device.features),
+            "threads": context.device.threads,
+        },
+        model={
+            "name": context.loaded.name,
+            "fingerprint": context.fingerprint,
+            "inputs": [{"name": i.name, "shape": list(i.shape), "dtype": i.dtype} for i in context.loaded.inputs],
+        },
+        ops=tuple(ops),
+        transforms=tuple(_plan_transforms(context.graph, assignment, lab)),
+        objective={
+            "predicted_us": _round(total),
+            "lower_bound_us": _round(bound),
+            "gap": round((total - bound) / total, 6) if total else 0.0,
+        },
+        validation={
+            "baseline": "",
+            "baseline_us": None,
+            "plan_us": None,
+            "speedup": None,
+            "speedup_ci": None,
+            "max_rel_error": None,
+            "accepted": False,
+        },
+    )
+
+
+def validated(plan: LayoutPlan, verdict: Verdict) -> LayoutPlan:
+    """The plan with what the whole-model timing said."""
+    comparison = verdict.comparison
+    return replace(
+        plan,
+        validation={
+            "baseline": verdict.baseline,
+            "baseline_us": _summary(verdict.baseline_us),
+            "plan_us": _summary(verdict.plan_us),
+            "speedup": round(comparison.speedup, 4) if comparison else 1.0,
+            "speedup_ci": [round(x, 4) for x in comparison.ci] if comparison else [1.0, 1.0],
+            "max_rel_error": float(f"{verdict.max_rel_error:.3g}"),
+            "accepted": verdict.accepted,
+        },
+    )
+
+
+def _summary(samples: Sequence[float]) -> dict[str, Any] | None:
+    if not samples:
+        return None
+    summary = summarize(samples)
+    return {"median": _round(summary.median), "spread": round(summary.spread, 4), "rounds": summary.count}
+
+
+def _round(us: float | None) -> float | None:
+    return None if us is None or us == float("inf") else round(us, 3)
+
+
+def _plan_ops(
+    graph: LayoutGraph,
+    node: KernelNode,
+    index: int,
+    uniform: int | None,
+    uniform_name: str,
+    lab: KernelLab,
+    program: Program,
+    position: int,
+) -> list[PlanOp]:
+    choice = node.choices[index]
+    known = lab.of(node.workload, choice)
+    schedule = Schedule.from_json(json.loads(known.best[0])) if known.best else None
+    assignment = node.assignment(choice)
+    costs = program.problem.nodes[position].costs
+    uniform_us = costs[uniform] if uniform is not None else None
+    found = []
+    for name in node.members:
+        op = graph.by_name[name]
+        is_root = name == node.root
+        if op.role is Role.FROZEN and not (is_root and schedule is not None):
+            continue
+        found.append(
+            PlanOp(
+                id=op.id,
+                kind=op.kind,
+                workload=node.workload.key,
+                choice=assignment.get(name),
+                schedule=schedule if is_root else None,
+                fused_into=None if is_root else graph.by_name[node.root].id,
+                predicted_us=_round(costs[index]) if is_root else None,
+                measured_us=_round(known.best_us) if is_root else None,
+                uniform_us=_round(uniform_us) if is_root else None,
+                why=_why(node, index, uniform, uniform_name, costs) if is_root else "follows its kernel",
+            )
+        )
+    return found
+
+
+def _why(node: KernelNode, index: int, uniform: int | None, uniform_name: str, costs: Sequence[float]) -> str:
+    if len(node.choices) == 1:
+        return "frozen: original layout" if node.choices[0] is None else "its only candidate"
+    fastest = min(range(len(costs)), key=lambda i: costs[i])
+    parts = []
+    if index == fastest:
+        parts.append("fastest kernel of its candidates")
+    else:
+        parts.append(
+            f"{node.choices[fastest]} is {costs[index] - costs[fastest]:.1f} us faster alone, not with transforms"
+        )
+    if uniform is not None:
+        if uniform == index:
+            parts.append(f"as in uniform {uniform_name}")
+        elif costs[uniform] < float("inf"):
+            parts.append(f"uniform {uniform_name} would take {costs[uniform]:.1f} us")
+    return "; ".join(parts)
+
+
+def _plan_transforms(graph: LayoutGraph, assignment: Mapping[str, Candidate], lab: KernelLab) -> list[PlanTransform]:
+    ids = {op.name: op.id for op in graph.ops}
+    readers: dict[str, list[str]] = {}
+    for name, uses in graph.consumers.items():
+        readers[name] = [op.id for op, _ in uses]
+    found = []
+    for tensor, source, target in transforms_of(graph, assignment):
+        info = graph.tensors[tensor]
+        us = lab.transform(TransformKey.of(info, source, target)).best_us
+        consumers = ", ".join(readers.get(tensor, [])[:3]) or "the model's output"
+        found.append(
+            PlanTransform(
+                tensor_id(tensor, ids), str(source), str(target), info.bytes, _round(us), f"read by {consumers}"
+            )
+        )
+    return found

@@ -1,0 +1,238 @@
+"""Measured times of kernels and transforms: what is known, and how more becomes known.
+
+Each kernel is built in a worker (which may crash) and timed over RPC (where it may crash or hang); either way the
+outcome is a record. Builds and timings alternate, so that nothing is timed while a compiler runs beside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from layoutsearch.errors import DeviceError
+from layoutsearch.layout.candidate import Candidate
+from layoutsearch.layout.graph import TensorInfo
+from layoutsearch.layout.layout import Layout
+from layoutsearch.measure.builder import Builder, BuildResult
+from layoutsearch.measure.device import Device
+from layoutsearch.measure.kernels import KernelCall, TensorSpec
+from layoutsearch.measure.records import KernelRecord, RecordContext, RecordStore
+from layoutsearch.measure.results import Measurement, Status
+from layoutsearch.search.budget import Budget
+from layoutsearch.search.jobs import KERNELS, TRANSFORM, BuiltKernels, KernelJob, TransformJob, function_name
+from layoutsearch.search.reporter import Reporter
+from layoutsearch.search.workloads import Workload
+
+# Names the record that speaks of a candidate as a whole: no further schedule exists, or none can be built.
+WHOLE = "*"
+_BATCH = 16
+_REPEAT = 7
+_BUILD_S = 120.0
+
+
+@dataclass
+class Known:
+    """What is known of one candidate of one workload.
+
+    Attributes:
+        tries: measurement by schedule (canonical JSON).
+        closed: whether no further schedule will be tried; `reason` says why if that is a failure.
+    """
+
+    tries: dict[str, Measurement] = field(default_factory=dict)
+    closed: bool = False
+    reason: str = ""
+
+    @property
+    def best(self) -> tuple[str, float] | None:
+        """Schedule and median of the fastest try."""
+        ok = [(s, m.median_us) for s, m in self.tries.items() if m.ok]
+        return min(ok, key=lambda pair: pair[1], default=None)
+
+    @property
+    def best_us(self) -> float:
+        """Median of the fastest try; infinite without one."""
+        return self.best[1] if self.best else float("inf")
+
+
+@dataclass(frozen=True)
+class TransformKey:
+    """A layout change of a tensor of one shape."""
+
+    shape: tuple[int, ...]
+    axes: str
+    dtype: str
+    source: Layout
+    target: Layout
+
+    @classmethod
+    def of(cls, info: TensorInfo, source: Layout, target: Layout) -> TransformKey:
+        """The change of a tensor of the graph."""
+        return cls(info.shape or (), info.axes, info.dtype, source, target)
+
+    @property
+    def workload(self) -> str:
+        """Key in the record store."""
+        return f"transform {self.axes} {'x'.join(map(str, self.shape))} {self.dtype}"
+
+    @property
+    def candidate(self) -> str:
+        """Candidate in the record store."""
+        return f"{self.source}->{self.target}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """Measure up to `tries` schedules in all of one candidate."""
+
+    workload: Workload
+    choice: Candidate | None
+    tries: int
+
+
+class KernelLab:
+    """Builds, times, records and remembers kernels. One per run."""
+
+    def __init__(
+        self,
+        device: Device,
+        builder: Builder,
+        store: RecordStore,
+        context: RecordContext,
+        target: dict[str, Any],
+        folder: Path,
+        budget: Budget,
+        reporter: Reporter,
+    ) -> None:
+        self._device, self._builder, self._store, self._context = device, builder, store, context
+        self._target, self._folder, self._budget, self._reporter = target, folder, budget, reporter
+        self._known: dict[tuple[str, str], Known] = {}
+        self._loaded: set[str] = set()
+        self._files = itertools.count()
+        self.measured = 0
+        self.failures: dict[str, int] = {}
+
+    def known(self, workload: str, candidate: str) -> Known:
+        """What is known so far; from the records at first."""
+        if workload not in self._loaded:
+            self._loaded.add(workload)
+            for record in self._store.records(self._context, workload=workload, flush=True):
+                self._remember(record)
+        return self._known.setdefault((workload, candidate), Known())
+
+    def of(self, workload: Workload, choice: Candidate | None) -> Known:
+        """What is known of a candidate."""
+        return self.known(workload.key, _text(choice))
+
+    def transform(self, key: TransformKey) -> Known:
+        """What is known of a transform."""
+        return self.known(key.workload, key.candidate)
+
+    def measure(self, requests: Sequence[Request], reserve_s: float = 0.0) -> None:
+        """Try schedules until each request has its number or the budget is over."""
+        todo = [r for r in requests if self._missing(r) > 0]
+        for batch in _batches(todo):
+            if self._budget.over(reserve_s):
+                return
+            jobs = [(r, self._builder.submit(KERNELS, self._kernel_job(r, self._missing(r)), _BUILD_S)) for r in batch]
+            for request, future in jobs:
+                self._finish_kernel(request, future)
+
+    def measure_transforms(self, keys: Iterable[TransformKey], reserve_s: float = 0.0) -> None:
+        """Measure transforms that are not known yet."""
+        todo = [k for k in dict.fromkeys(keys) if not (self.transform(k).tries or self.transform(k).closed)]
+        for batch in _batches(todo):
+            if self._budget.over(reserve_s):
+                return
+            jobs = [(k, self._builder.submit(TRANSFORM, self._transform_job(k), _BUILD_S)) for k in batch]
+            for key, future in jobs:
+                self._record_built(key.workload, key.candidate, self._wait(future), f"{key.workload} {key.candidate}")
+
+    def _missing(self, request: Request) -> int:
+        known = self.of(request.workload, request.choice)
+        return 0 if known.closed else request.tries - len(known.tries)
+
+    def _finish_kernel(self, request: Request, future: Future[BuildResult]) -> None:
+        workload, candidate = request.workload.key, _text(request.choice)
+        what = f"{request.workload.summary} {candidate}"
+        result = self._wait(future)
+        if not result.ok and self._missing(request) > 1 and result.status is not Status.BUILD_ERROR:
+            # One schedule of several took the worker down; the first alone may be well.
+            result = self._wait(self._builder.submit(KERNELS, self._kernel_job(request, 1), _BUILD_S))
+        self._record_built(workload, candidate, result, what)
+
+    def _wait(self, future: Future[BuildResult]) -> BuildResult:
+        return future.result()
+
+    def _record_built(self, workload: str, candidate: str, result: BuildResult, what: str) -> None:
+        if not result.ok:
+            self._add(workload, candidate, WHOLE, Measurement(result.status, (), result.error, result.wall_s))
+            self._reporter.note(f"{what}: {result.status.value}: {result.error}")
+            self._reporter.step(what)
+            return
+        built: BuiltKernels = result.value
+        for schedule, reason in built.failed:
+            self._add(workload, candidate, schedule, Measurement(Status.INFEASIBLE, (), reason))
+        if built.schedules:
+            specs = tuple(TensorSpec(shape, dtype) for shape, dtype in built.args)
+            calls = [KernelCall(function_name(i), specs) for i in range(len(built.schedules))]
+            measurements = self._device.time_kernels(built.output, calls, repeat=_REPEAT)
+            for schedule, measurement in zip(built.schedules, measurements, strict=True):
+                if measurement.is_infrastructure:
+                    raise DeviceError(f"the device is gone: {measurement.error}")
+                self._add(workload, candidate, schedule, measurement)
+                self.measured += 1
+            Path(built.output).unlink(missing_ok=True)
+        if built.exhausted:
+            self._add(workload, candidate, WHOLE, Measurement(Status.INFEASIBLE, (), ""))
+        self._reporter.step(what)
+
+    def _add(self, workload: str, candidate: str, schedule: str, measurement: Measurement) -> None:
+        record = KernelRecord(self._context, workload, candidate, schedule, measurement, repeat=_REPEAT)
+        self._store.add(record)
+        self._remember(record)
+        if not measurement.ok and measurement.error:
+            self.failures[measurement.status.value] = self.failures.get(measurement.status.value, 0) + 1
+
+    def _remember(self, record: KernelRecord) -> None:
+        known = self._known.setdefault((record.workload, record.candidate), Known())
+        if record.schedule == WHOLE:
+            known.closed, known.reason = True, record.measurement.error
+        else:
+            known.tries[record.schedule] = record.measurement
+
+    def _output(self) -> str:
+        return str(self._folder / f"kernels_{next(self._files)}.so")
+
+    def _kernel_job(self, request: Request, count: int) -> KernelJob:
+        workload = request.workload
+        return KernelJob(
+            module_json=workload.module_json,
+            axes=workload.axes,
+            members=workload.members,
+            candidate=_text(request.choice),
+            target=self._target,
+            threads=self._context.threads,
+            known=tuple(self.of(workload, request.choice).tries),
+            count=count,
+            output=self._output(),
+        )
+
+    def _transform_job(self, key: TransformKey) -> TransformJob:
+        return TransformJob(
+            key.shape, key.axes, key.dtype, str(key.source), str(key.target), self._target, self._context.threads,
+            self._output(),
+        )  # fmt: skip
+
+
+def _text(choice: Candidate | None) -> str:
+    return str(choice) if choice is not None else ""
+
+
+def _batches(items: Sequence[Any]) -> Iterable[Sequence[Any]]:
+    for start in range(0, len(items), _BATCH):
+        yield items[start : start + _BATCH]

@@ -1,0 +1,60 @@
+"""What a run was about, beside its plan, so that it can be resumed or a mix-up noticed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from layoutsearch.errors import LayoutSearchError
+
+
+class RunFile:
+    """`run.json` in the output folder."""
+
+    def __init__(
+        self, path: Path, fingerprint: str, target: Mapping[str, Any], threads: int, device_key: str | None
+    ) -> None:
+        self._path = path
+        self._about = {
+            "fingerprint": fingerprint,
+            "target": dict(target),
+            "threads": threads,
+            "device_key": device_key or "local",
+        }
+
+    def begin(self, resume: bool) -> None:
+        """Start a run.
+
+        Raises:
+            LayoutSearchError: `resume` was asked for and there is no run, or one of another model, target or device.
+        """
+        if resume:
+            before = self._read()
+            for key, value in self._about.items():
+                if before.get(key) != value:
+                    raise LayoutSearchError(
+                        f"--resume: the run in {self._path.parent} has {key} {before.get(key)!r}, this one {value!r}; "
+                        "use another --out, or leave --resume away"
+                    )
+        self._write("running")
+
+    def finish(self, interrupted: bool) -> None:
+        """Mark the end."""
+        self._write("interrupted" if interrupted else "done")
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            data = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            raise LayoutSearchError(
+                f"--resume: there is no run in {self._path.parent}; leave --resume away to start one"
+            ) from None
+        return data if isinstance(data, dict) else {}
+
+    def _write(self, state: str) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text(json.dumps({**self._about, "state": state}, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(self._path)

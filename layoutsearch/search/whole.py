@@ -1,0 +1,125 @@
+"""Whole models: built in workers as production builds them, checked against the untouched module, timed interleaved."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from layoutsearch.measure.builder import Builder
+from layoutsearch.measure.device import Device
+from layoutsearch.measure.results import RunFailed
+from layoutsearch.model.samples import relative_error
+from layoutsearch.plan.plan import LayoutPlan
+from layoutsearch.search.budget import Budget
+from layoutsearch.search.jobs import PLAN, REFERENCE, PlanJob
+from layoutsearch.search.reporter import Reporter
+
+MAX_REL_ERROR = 1e-3
+_BUILD_S = 900.0
+_RUN_S = 600.0
+_SAMPLES = 2
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where workers load the model from; see `jobs.PlanJob`."""
+
+    model: str
+    is_json: bool
+    stamp: str
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+
+    def job(self, plan: LayoutPlan, output: str) -> PlanJob:
+        """A build job for `plan`."""
+        return PlanJob(self.model, self.is_json, self.stamp, self.shapes, plan.to_json(), output)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A whole model on disk, with its largest error against the untouched module."""
+
+    path: str
+    max_rel_error: float
+
+
+class WholeLab:
+    """Builds, validates and times plans. One per run."""
+
+    def __init__(
+        self,
+        device: Device,
+        builder: Builder,
+        source: ModelSource,
+        samples: Sequence[Sequence[np.ndarray]],
+        folder: Path,
+        budget: Budget,
+        reporter: Reporter,
+    ) -> None:
+        self._device, self._builder, self._source = device, builder, source
+        self._samples, self._folder = samples, folder
+        self._budget, self._reporter = budget, reporter
+        self._files = itertools.count()
+        self._reference: list[tuple[np.ndarray, ...]] | None = None
+
+    def build(self, plans: Mapping[str, LayoutPlan]) -> dict[str, Built]:
+        """Build and validate plans; one that fails to build, to run or to be right is left out with a note."""
+        futures = {
+            label: self._builder.submit(PLAN, self._source.job(plan, self._output()), _BUILD_S)
+            for label, plan in plans.items()
+        }
+        reference_plan = next(iter(plans.values()), None)
+        if self._reference is None and reference_plan is not None:
+            self._reference = self._references(reference_plan)
+        built = {}
+        for label, future in futures.items():
+            result = future.result()
+            if not result.ok:
+                self._reporter.note(f"{label}: {result.status.value}: {result.error}")
+                continue
+            try:
+                error = self._error(result.value)
+            except RunFailed as failure:
+                self._reporter.note(f"{label}: {failure.status.value}: {failure.message}")
+                continue
+            if error > MAX_REL_ERROR:
+                self._reporter.note(f"{label}: error {error:.1e} of the output's range, refused")
+                continue
+            self._reporter.step(f"built {label}")
+            built[label] = Built(result.value, error)
+        return built
+
+    def time(self, built: Mapping[str, Built], rounds: int, seed: int) -> dict[str, tuple[float, ...]]:
+        """Interleaved samples by label, equally many of each; what fails on the way is left out."""
+        samples: dict[str, list[float]] = {label: [] for label in built}
+        paths = {label: b.path for label, b in built.items()}
+        with self._device.models(paths, self._samples[0], seed=seed) as models:
+            for _ in range(rounds):
+                taken = models.round()
+                for label, value in taken.items():
+                    samples[label].append(value)
+                self._reporter.step("whole models, interleaved")
+                if self._budget.over() and all(len(s) >= 2 for s in samples.values()):
+                    break
+        longest = max((len(s) for s in samples.values()), default=0)
+        return {label: tuple(s) for label, s in samples.items() if len(s) == longest and s}
+
+    def _references(self, plan: LayoutPlan) -> list[tuple[np.ndarray, ...]]:
+        output = self._output()
+        path = self._builder.submit(REFERENCE, self._source.job(plan, output), _BUILD_S).result().get()
+        outputs = [self._device.run_model(path, inputs, _RUN_S) for inputs in self._samples]
+        Path(path).unlink(missing_ok=True)
+        return outputs
+
+    def _error(self, path: str) -> float:
+        assert self._reference is not None
+        worst = 0.0
+        for inputs, reference in zip(self._samples, self._reference, strict=True):
+            worst = max(worst, relative_error(self._device.run_model(path, inputs, _RUN_S), reference))
+        return worst
+
+    def _output(self) -> str:
+        return str(self._folder / f"model_{next(self._files)}.so")
