@@ -32,6 +32,8 @@ def loop(name: str, extent: Expr, body: Body, kind: ForKind = ForKind.SERIAL, st
         extent = int(extent)
     if isinstance(extent, int) and extent == 1:
         return body(start)
+    if isinstance(extent, int) and extent == 0:
+        return seq([])
     var = tirx.Var(name, "int32")
     low = tirx.const(start, "int32") if isinstance(start, int) else start
     size = tirx.const(extent, "int32") if isinstance(extent, int) else extent
@@ -53,6 +55,20 @@ def parallel(name: str, extent: int, body: Body, enabled: bool = True) -> tirx.S
     return loop(name, extent, body, ForKind.PARALLEL if enabled else ForKind.SERIAL)
 
 
+def vector_run(extent: int, lanes: int, body: Body) -> tirx.Stmt:
+    """body(0..extent) by vectors of `lanes`, then by ever narrower ones for the rest."""
+    whole, rest = divmod(extent, lanes)
+    out = []
+    if whole:
+        out.append(loop("i", whole, lambda i: vectorized("v", lanes, lambda v: body(i * lanes + v))))
+    done = whole * lanes
+    while rest:
+        piece = 1 << (rest.bit_length() - 1)
+        out.append(vectorized("v", piece, lambda v, start=done: body(v + start)))  # type: ignore[misc]
+        done, rest = done + piece, rest - piece
+    return seq(out)
+
+
 def bind(name: str, value: Expr) -> tuple[Expr, list[tirx.Stmt]]:
     """Names a value: the variable, and the statement that binds it (none for a constant)."""
     if isinstance(value, int | tirx.IntImm):
@@ -64,6 +80,15 @@ def bind(name: str, value: Expr) -> tuple[Expr, list[tirx.Stmt]]:
 def registers(name: str, elements: int, dtype: str) -> tirx.Buffer:
     """A small thread-local buffer that LLVM keeps in registers once its indices are constant."""
     return tirx.decl_buffer((elements,), dtype, name, scope="local")
+
+
+_STACK_BYTES = 64 << 10
+
+
+def thread_scratch(name: str, elements: int, dtype: str) -> tirx.Buffer:
+    """A buffer of one task: on the stack where it is small, since the pool's workspace costs more than a small task."""
+    small = elements * 8 <= _STACK_BYTES
+    return tirx.decl_buffer((elements,), dtype, name, scope="local" if small else "global")
 
 
 def indices_of(values: Sequence[Expr]) -> list[tirx.Expr]:

@@ -10,7 +10,7 @@ from layoutsearch.schedule import builder as b
 from layoutsearch.schedule.anatomy import Anatomy, Epilogue, Opaque, Stage, epilogue
 from layoutsearch.schedule.contraction import contraction
 from layoutsearch.schedule.target import TargetInfo
-from layoutsearch.schedule.templates import channels, reshape
+from layoutsearch.schedule.templates import channels, flat, reshape
 from layoutsearch.schedule.templates.loops import emit_stage, inline_pointwise
 from layoutsearch.schedule.value import Schedule, ScheduleError
 
@@ -27,7 +27,9 @@ def candidates(func: tirx.PrimFunc, target: TargetInfo) -> list[Schedule]:
     if reshape.is_reshape(func):
         return [RESHAPE]
     c = contraction(Anatomy.of(func))
-    return channels.schedules(c, target) if c is not None else [LOOPS]
+    if c is None:
+        return [LOOPS]
+    return flat.schedules(c, target) if flat.applies(c) else channels.schedules(c, target)
 
 
 def default(func: tirx.PrimFunc, target: TargetInfo) -> Schedule:
@@ -58,8 +60,9 @@ def apply(func: tirx.PrimFunc, schedule: Schedule, target: TargetInfo) -> tirx.P
         tail = Epilogue(c.output, (), {}, True)
         rest = anatomy.stages[c.position + 1 :]
     before = [s for s in anatomy.stages[: c.position] if s is not c.pad]
-    main = channels.ChannelsKernel(c, tail, schedule, target).emit(target.threads)
-    return _finish(anatomy, [*_generic(anatomy, before, target), main, *_generic(anatomy, rest, target)])
+    kernel = flat.FlatKernel if schedule.template == "flat" else channels.ChannelsKernel
+    main = kernel(c, tail, schedule, target).emit()
+    return _finish(anatomy, [*_generic(anatomy, before, target), *main, *_generic(anatomy, rest, target)])
 
 
 def _generic(anatomy: Anatomy, stages: Sequence[Stage | Opaque], target: TargetInfo) -> list[tirx.Stmt]:

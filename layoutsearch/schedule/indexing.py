@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from tvm import tirx
-
 from layoutsearch.layout.layout import Layout
 
 Expr: TypeAlias = Any

@@ -115,6 +115,7 @@ class ChannelsKernel:
         self.c = c.fused()
         self.epilogue = epilogue
         self.lanes = Lanes.of(c, target)
+        self.threads = target.threads
         self.tile = schedule.number("tile")
         self.vectors = schedule.number("vectors")
         self.taps_inner = schedule["reduce"] == "taps_inner"
@@ -124,8 +125,8 @@ class ChannelsKernel:
         if self.vectors > max(1, self.lanes.full):
             raise ScheduleError(f"{self.vectors} vectors are more than the output has channels for")
 
-    def emit(self, threads: int) -> tirx.Stmt:
-        """The whole loop nest."""
+    def emit(self) -> list[tirx.Stmt]:
+        """The stages: one loop nest."""
         c, tiles = self.c, self.lanes.tiles(self.vectors)
         rows = max(p.count for p in c.rows)
         # With a single row (pointwise, matmul) there are only column tiles to share out between threads.
@@ -144,7 +145,7 @@ class ChannelsKernel:
             return b.seq([*bound, self._channel_tile(n, space, tile, tiles, row, strip if strips > 1 else None)])
 
         total = c.batch * channel_tiles * pixels
-        return b.parallel("task", total, task, enabled=threads > 1 and c.flops > 50_000)
+        return [b.parallel("task", total, task, enabled=self.threads > 1 and c.flops > 50_000)]
 
     def _uniform(self) -> bool:
         return len(self.c.columns) == 1 and self.c.columns[0].always_inside(self.c.width)
@@ -306,51 +307,81 @@ def _bind_all(**values: Expr) -> tuple[list[Expr], list[tirx.Stmt]]:
 
 
 def schedules(c: Contraction, target: TargetInfo) -> list[Schedule]:
-    """Legal schedules, best guesses first."""
+    """Legal schedules, best guesses first; the first few differ in every decision, so that a short tuning sees them."""
     fused, lanes = c.fused(), Lanes.of(c, target)
-    columns = max(p.count for p in fused.columns)
-    reserve = 1 if target.broadcast_operand else 2
+    has_taps = max(p.taps for p in fused.columns) > 1
+    outer = _outer(fused, lanes, target)
+    other = "rows" if outer == "channels" else "channels"
+    loops = _ranked(fused, lanes, target, _short(fused, lanes))
+    flows: list[tuple[str, str, list[tuple[int, int]]]] = [("taps_outer", outer, loops)]
+    if has_taps and fused.reduce_block > 1:
+        flows.append(("taps_inner", outer, _ranked(fused, lanes, target, True)))
+        if _short(fused, lanes):
+            flows.reverse()
+    flows += [(reduce, other, tiles) for reduce, _, tiles in flows]
+    out: list[Schedule] = []
+    for rank in range(max(len(tiles) for *_, tiles in flows)):
+        for number, (reduce, order, tiles) in enumerate(flows):
+            # The second order of the outer loops follows one rank behind.
+            at = rank - (1 if number >= len(flows) // 2 else 0)
+            if 0 <= at < len(tiles):
+                vectors, tile = tiles[at]
+                out.append(Schedule.make("channels", tile=tile, vectors=vectors, reduce=reduce, outer=order))
+    return out[:24]
+
+
+def _short(c: Contraction, lanes: Lanes) -> bool:
+    """Whether the innermost loop is short enough for LLVM to unroll it whole, which costs registers."""
+    return lanes.mode == "own" or c.reduce_block <= 4
+
+
+def _outer(c: Contraction, lanes: Lanes, target: TargetInfo) -> str:
+    """`rows` outermost where all weights stay in the cache next to the core, else each thread keeps to its channels."""
+    taps = sum(p.taps for p in c.rows) * sum(p.taps for p in c.columns)
+    weights = 4 * c.out_channels * c.in_channels * taps
+    return "rows" if lanes.mode != "own" and weights * 2 <= target.l2_bytes else "channels"
+
+
+def _ranked(c: Contraction, lanes: Lanes, target: TargetInfo, tight: bool) -> list[tuple[int, int]]:
+    """(vectors, tile) pairs by estimated cost, at most three tiles of one number of vectors in the first dozen.
+
+    Args:
+        c: The contraction, fused.
+        lanes: Its vectors.
+        target: The machine.
+        tight: Keep a quarter of the registers free, for bodies that LLVM unrolls and reorders.
+    """
+    columns = max(p.count for p in c.columns)
+    registers = target.registers * 3 // 4 if tight else target.registers - (1 if target.broadcast_operand else 2)
     ranked: list[tuple[float, int, int]] = []
-    for vectors in sorted({v for v in (1, 2, 3, 4, 6, 8, 12, 16) if v <= max(1, lanes.full)}):
-        weights = 1 if lanes.mode == "own" else vectors
-        most = max(1, (target.registers - reserve - weights) // vectors)
-        for tile in range(1, min(columns, most) + 1):
-            ranked.append((_cost(fused, lanes, vectors, tile, target), vectors, tile))
+    for vectors in (v for v in (1, 2, 3, 4, 6, 8, 12, 16) if v <= max(1, lanes.full)):
+        held = 1 if lanes.mode == "own" else vectors
+        for tile in range(1, min(columns, max(1, (registers - held) // vectors)) + 1):
+            ranked.append((_cost(c, lanes, vectors, tile, target), vectors, tile))
     ranked.sort()
-    best: list[tuple[int, int]] = [(v, t) for _, v, t in ranked[:10]]
-    order = ["channels", "rows"]
-    slice_bytes = 4 * fused.out_channels * fused.in_channels * max(p.taps for p in fused.rows) ** 2
-    if slice_bytes * 2 <= target.l2_bytes:
-        order.reverse()
-    inner = (
-        ["taps_outer", "taps_inner"]
-        if max(p.taps for p in fused.columns) > 1 and fused.reduce_block > 1
-        else ["taps_outer"]
-    )
-    out = [
-        Schedule.make("channels", tile=t, vectors=v, reduce=r, outer=o)
-        for o in order
-        for r in inner
-        for v, t in best[: 6 if len(inner) > 1 else 10]
-    ]
-    # The first few cover each decision once, so that a short tuning sees them all.
-    head = [s for s in out if (s.number("vectors"), s.number("tile")) in best[:2] and s["outer"] == order[0]]
-    return head + [s for s in out if s not in head]
+    out: list[tuple[int, int]] = []
+    for _, vectors, tile in ranked:
+        if sum(v == vectors for v, _ in out) < 3:
+            out.append((vectors, tile))
+    return out[:12]
 
 
 def _cost(c: Contraction, lanes: Lanes, vectors: int, tile: int, target: TargetInfo) -> float:
-    """Cycles of the inner loops, roughly: multiply-adds at two a cycle against loads at two a cycle and latency."""
+    """Cycles, roughly: multiply-adds at two a cycle against loads at two a cycle and latency; per tile a fixed part."""
     tiles = lanes.tiles(vectors) * lanes.spaces
+    row_taps = sum(p.taps * p.count for p in c.rows) / max(1, sum(p.count for p in c.rows))
     cycles = 0.0
     for phase in c.columns:
         whole, rest = divmod(phase.count, tile)
         for size, times in ((tile, whole), (rest, 1 if rest else 0)):
-            math_ = size * vectors / 2
-            loads = (size + vectors) / 2
-            cycles += times * (max(math_, loads, 4.0) + 0.5) * max(1, phase.taps)
-    work = cycles * tiles * c.batch * max(p.count for p in c.rows)
-    tasks = tiles * c.batch * max(p.count for p in c.rows)
-    if max(p.count for p in c.rows) == 1:
-        tasks *= -(-c.columns[0].count // tile)
+            if lanes.mode == "own":
+                # The taps of a row share the inputs they have in common.
+                window = (size - 1) * min(phase.in_step, phase.taps) + phase.taps
+                step = max(size * vectors * phase.taps / 2, vectors * (window + phase.taps) / 2, 4.0 * phase.taps) + 2
+            else:
+                step = phase.taps * c.in_channels * (max(size * vectors / 2, (size + vectors) / 2, 4.0) + 0.5)
+            cycles += times * (step * row_taps + size * vectors * 1.5 + 10)
+    rows = sum(p.count for p in c.rows)
+    tasks = tiles * c.batch * rows * (-(-c.columns[0].count // tile) if rows == 1 else 1)
     imbalance = -(-tasks // target.threads) * target.threads / tasks
-    return work * imbalance
+    return cycles * tiles * c.batch * rows * imbalance

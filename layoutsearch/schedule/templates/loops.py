@@ -173,12 +173,12 @@ def _emit_map(stage: Stage, target: TargetInfo) -> tirx.Stmt:
     def task(index: Expr) -> tirx.Stmt:
         *outer, part = b.unravel(index, [*outer_extents, chunks])
         if chunks == 1 or fused.extent % chunk == 0:
-            return _vector_run(chunk, target.lanes, lambda i: point(outer, part * chunk + i))
+            return b.vector_run(chunk, target.lanes, lambda i: point(outer, part * chunk + i))
         rest = fused.extent - (chunks - 1) * chunk
         return tirx.IfThenElse(
             part < chunks - 1,
-            _vector_run(chunk, target.lanes, lambda i: point(outer, part * chunk + i)),
-            _vector_run(rest, target.lanes, lambda i: point(outer, (chunks - 1) * chunk + i)),
+            b.vector_run(chunk, target.lanes, lambda i: point(outer, part * chunk + i)),
+            b.vector_run(rest, target.lanes, lambda i: point(outer, (chunks - 1) * chunk + i)),
         )
 
     return b.parallel("task", math.prod(outer_extents) * chunks, task, target.threads > 1 and total > SMALL)
@@ -188,21 +188,6 @@ def _chunk(extent: int, target: TargetInfo) -> int:
     """A run of whole vectors, about a sixteenth of a thread's share."""
     share = max(target.lanes, extent // (16 * target.threads))
     return min(extent, -(-share // (4 * target.lanes)) * 4 * target.lanes)
-
-
-def _vector_run(extent: int, lanes: int, body: b.Body) -> tirx.Stmt:
-    """body(0..extent) by vectors, then by ever narrower ones for the rest."""
-    whole, rest = divmod(extent, lanes)
-    out = []
-    if whole:
-        out.append(b.loop("i", whole, lambda i: b.vectorized("v", lanes, lambda v: body(i * lanes + v))))
-    done = whole * lanes
-    while rest:
-        piece = 1 << (rest.bit_length() - 1)
-        start = done
-        out.append(b.vectorized("v", piece, lambda v, start=start: body(v + start)))
-        done, rest = done + piece, rest - piece
-    return b.seq(out)
 
 
 class _Reduction:

@@ -1,0 +1,339 @@
+"""Contractions vectorised over pixels, for tensors whose columns are contiguous (NCHW).
+
+A plane of the input is copied once into a padded one whose rows follow each other with a pitch, so that output pixel f
+of a plane, counted with that pitch, reads input f + constant for every tap: vectors of pixels run across row ends, and
+small or odd widths cost only the padding. The pixels between the rows are computed and dropped. A stride splits the
+padded plane into interleaved ones (every s-th row and column), so that all loads stay contiguous. Pointwise convolutions
+read the input itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from layoutsearch.schedule import builder as b
+from layoutsearch.schedule.anatomy import Epilogue
+from layoutsearch.schedule.contraction import Contraction, Phase
+from layoutsearch.schedule.indexing import Expr
+from layoutsearch.schedule.target import TargetInfo
+from layoutsearch.schedule.value import Schedule, ScheduleError
+
+
+@dataclass(frozen=True)
+class Margin:
+    """One axis of the padded plane: input position p is stored at (p + `before`), every `step`-th apart from the others.
+
+    Attributes:
+        before: Zeros in front.
+        step: Number of interleaved parts.
+        length: Positions of one part.
+        extent: Positions of the input.
+    """
+
+    before: int
+    step: int
+    length: int
+    extent: int
+
+    @classmethod
+    def of(cls, phases: tuple[Phase, ...], extent: int) -> Margin:
+        """The smallest margin that holds every tap of every phase."""
+        offsets = [p.offset0 + j * p.offset_step for p in phases for j in range(p.taps)] or [0]
+        before, step = max(0, -min(offsets)), phases[0].in_step
+        last = max((p.count - 1) + (max(offsets) + before) // step for p in phases)
+        return cls(before, step, last + 1, extent)
+
+    def part(self, phase: Phase, tap: Expr) -> tuple[Expr, Expr]:
+        """(interleaved part, shift within it) of a tap: output q reads position q + shift of that part."""
+        at = tap * phase.offset_step + (phase.offset0 + self.before)
+        return (0, at) if self.step == 1 else (at % self.step, at // self.step)
+
+    def inside(self, part: int) -> tuple[int, int]:
+        """Positions [low, high) of a part that hold input; the others hold zero."""
+        low = -(-max(0, self.before - part) // self.step)
+        high = -(-(self.extent + self.before - part) // self.step)
+        return min(low, self.length), max(min(low, self.length), min(high, self.length))
+
+    def input(self, position: Expr, part: int) -> Expr:
+        """Input position stored at a position of a part."""
+        return position * self.step + (part - self.before)
+
+
+def applies(c: Contraction) -> bool:
+    """Whether the template fits: columns contiguous in data and output, output channels not."""
+    return c.columns_last and not c.channels_last
+
+
+class FlatKernel:
+    """Emits one contraction with its epilogue under a `flat` schedule."""
+
+    def __init__(self, c: Contraction, epilogue: Epilogue, schedule: Schedule, target: TargetInfo) -> None:
+        if not applies(c):
+            raise ScheduleError("schedule template flat needs columns contiguous in data and output")
+        self.c = c.fused()
+        self.epilogue = epilogue
+        self.lanes = target.lanes
+        self.threads = target.threads
+        self.channels, self.vectors = schedule.number("channels"), schedule.number("vectors")
+        self.rows = schedule.number("rows")
+        if c.out_per_group % self.channels:
+            raise ScheduleError(f"{self.channels} output channels do not divide the {c.out_per_group} of a group")
+        if self.rows > max(p.count for p in self.c.rows):
+            raise ScheduleError(f"{self.rows} rows are more than the output has")
+        self.direct = c.pointwise
+        self.y = Margin.of(self.c.rows, self.c.height)
+        self.x = Margin.of(self.c.columns, self.c.width)
+        self.pitch = self.x.length
+        self.plane = self.y.step * self.x.step * self.y.length * self.pitch
+        # Vectors and the last strip of rows may run past the end of the last plane.
+        self.slack = (self.rows + 1) * self.pitch + (self.vectors + 1) * self.lanes
+        self.local_pad = c.depthwise
+
+    def emit(self) -> list[tirx.Stmt]:
+        """The stages: a padded copy where one is shared, then the contraction."""
+        c = self.c
+        stages: list[tirx.Stmt] = []
+        padded = None
+        if not self.direct and not self.local_pad:
+            channels = c.in_channels * c.groups
+            padded = tirx.decl_buffer((c.batch * channels * self.plane + self.slack,), str(c.source.dtype), "padded")
+
+            def copy(index: Expr) -> tirx.Stmt:
+                n, channel = b.unravel(index, (c.batch, channels))
+                return self._pad_plane(padded, index * self.plane, n, channel)
+
+            stages += [tirx.AllocBuffer(padded), self._parallel("plane", c.batch * channels, copy)]
+        most = max(p.count for p in c.rows)
+        strips = -(-most // self.rows) if not self.direct else self._direct_strips()
+        # A padded plane of its own serves all strips of a depthwise task.
+        extents = (c.batch, c.out_channels // self.channels, 1 if self.local_pad else strips)
+
+        def task(index: Expr) -> tirx.Stmt:
+            at, bound = [], []
+            for name, value in zip(("n", "channel", "strip"), b.unravel(index, extents), strict=True):
+                var, statements = b.bind(name, value)
+                at.append(var)
+                bound += statements
+            return b.seq([*bound, self._task(at[0], at[1], at[2], padded, strips)])
+
+        return [*stages, self._parallel("task", math.prod(extents), task)]
+
+    def _parallel(self, name: str, extent: int, body: b.Body) -> tirx.Stmt:
+        return b.parallel(name, extent, body, enabled=self.threads > 1 and self.c.flops > 50_000)
+
+    def _pad_plane(self, out: tirx.Buffer, base: Expr, n: Expr, channel: Expr) -> tirx.Stmt:
+        """One channel of the input with its margins, one interleaved part after the other, at `base` of `out`."""
+        y_axis, x_axis, zero = self.y, self.x, b.const(0, str(out.dtype))
+        parts = []
+        for py in range(y_axis.step):
+            for px in range(x_axis.step):
+                start = base + (py * x_axis.step + px) * y_axis.length * self.pitch
+                top, bottom = y_axis.inside(py)
+                left, right = x_axis.inside(px)
+
+                def fill(row: Expr, low: int, high: int, start: Expr = start) -> tirx.Stmt:
+                    return b.vector_run(
+                        high - low, self.lanes, lambda i: b.store(out, zero, start + row * self.pitch + (i + low))
+                    )
+
+                def copy(
+                    row: Expr, start: Expr = start, py: int = py, px: int = px, left: int = left, right: int = right
+                ) -> tirx.Stmt:
+                    y = y_axis.input(row, py)
+                    middle = b.vector_run(
+                        right - left,
+                        self.lanes,
+                        lambda i: b.store(
+                            out,
+                            self.c.data(n, channel, y, x_axis.input(i + left, px)).astype(str(out.dtype)),
+                            start + row * self.pitch + (i + left),
+                        ),
+                    )
+                    return b.seq([fill(row, 0, left, start), middle, fill(row, right, self.pitch, start)])
+
+                parts.append(b.loop("row", top, lambda row, fill=fill: fill(row, 0, self.pitch)))
+                parts.append(b.loop("row", bottom - top, copy, start=top))
+                parts.append(
+                    b.loop("row", y_axis.length - bottom, lambda row, fill=fill: fill(row, 0, self.pitch), start=bottom)
+                )
+        return b.seq(parts)
+
+    def _direct_strips(self) -> int:
+        return -(-self.c.width // (self.vectors * self.lanes))
+
+    def _task(self, n: Expr, tile: Expr, strip: Expr, padded: tirx.Buffer | None, strips: int) -> tirx.Stmt:
+        first = tile * self.channels
+        group = first // self.c.out_per_group if self.c.groups > 1 else 0
+        if self.direct:
+            return self._direct(n, first, group, strip, strips)
+        statements: list[tirx.Stmt] = []
+        if self.local_pad:
+            padded = b.thread_scratch("padded", self.plane + self.slack, str(self.c.source.dtype))
+            statements += [tirx.AllocBuffer(padded), self._pad_plane(padded, 0, n, group * self.c.in_channels)]
+        assert padded is not None
+
+        def rows(at: Expr) -> tirx.Stmt:
+            phases = [(y, x) for y in self.c.rows for x in self.c.columns]
+            return b.seq(self._rows(n, first, group, at, padded, y, x) for y, x in phases)
+
+        statements.append(b.loop("strip", strips, rows) if self.local_pad else rows(strip))
+        return b.seq(statements)
+
+    def _rows(
+        self, n: Expr, first: Expr, group: Expr, strip: Expr, padded: tirx.Buffer, rows: Phase, columns: Phase
+    ) -> tirx.Stmt:
+        """`self.rows` output rows of one phase: into a scratch plane with the pitch, from there through the epilogue."""
+        c = self.c
+        count = min(self.rows, rows.count)
+        pixels = (count - 1) * self.pitch + columns.count
+        step = self.vectors * self.lanes
+        whole = pixels // step
+        rest = -(-(pixels - whole * step) // self.lanes)
+        size = (whole * self.vectors + rest) * self.lanes
+        scratch = b.thread_scratch("scratch", self.channels * size, c.dtype)
+        row0 = strip * self.rows
+
+        def tile(start: Expr, vectors: int) -> tirx.Stmt:
+            def save(m: Expr, i: Expr, value: tirx.Expr) -> tirx.Stmt:
+                return b.store(scratch, value, m * size + start + i)
+
+            def element(i: Expr, ky: Expr, kx: Expr, pixel: Expr) -> tirx.Expr:
+                (py, dy), (px, dx) = self.y.part(rows, ky), self.x.part(columns, kx)
+                channel = 0 if self.local_pad else n * (c.in_channels * c.groups) + (group * c.in_channels + i)
+                part = py * self.x.step + px
+                plane = channel * self.plane + part * (self.y.length * self.pitch)
+                return b.load(padded, plane + (row0 + dy) * self.pitch + dx + start + pixel).astype(c.dtype)
+
+            return self._accumulate(n, first, vectors * self.lanes, rows, columns, element, save)
+
+        def finish(m: Expr, r: Expr) -> tirx.Stmt:
+            def pixel(q: Expr) -> tirx.Stmt:
+                y = (row0 + r) * rows.step + rows.start
+                indices = c.out_indices(n, first + m, y, q * columns.step + columns.start)
+                value = b.load(scratch, m * size + r * self.pitch + q)
+                return b.seq(b.store(o, v, *indices) for o, v in self.epilogue.apply(value, indices))
+
+            line = b.vector_run(columns.count, self.lanes, pixel)
+            if rows.count % self.rows == 0:
+                return line
+            return tirx.IfThenElse(row0 + r < rows.count, line, None)
+
+        body = [tirx.AllocBuffer(scratch)]
+        if whole:
+            body.append(b.loop("run", whole, lambda i: tile(i * step, self.vectors)))
+        if rest:
+            body.append(tile(whole * step, rest))
+        body.append(b.loop("m", self.channels, lambda m: b.loop("r", count, lambda r: finish(m, r))))
+        return b.seq(body)
+
+    def _direct(self, n: Expr, first: Expr, group: Expr, strip: Expr, strips: int) -> tirx.Stmt:
+        """Pointwise: vectors of the input's own pixels, stored through the epilogue; narrower vectors at the end."""
+        c, step = self.c, self.vectors * self.lanes
+        (rows,), (columns,) = c.rows, c.columns
+
+        def piece(start: Expr, width: int) -> tirx.Stmt:
+            def element(i: Expr, _: Expr, __: Expr, pixel: Expr) -> tirx.Expr:
+                return c.data(n, group * c.in_channels + i, 0, start + pixel)
+
+            def save(m: Expr, i: Expr, value: tirx.Expr) -> tirx.Stmt:
+                indices = c.out_indices(n, first + m, 0, start + i)
+                return b.seq(b.store(o, v, *indices) for o, v in self.epilogue.apply(value, indices))
+
+            return self._accumulate(n, first, width, rows, columns, element, save)
+
+        whole, rest = divmod(c.width, step)
+        if not rest:
+            return piece(strip * step, step)
+        tail, start = [], whole * step
+        while rest:
+            width = rest // self.lanes * self.lanes or 1 << (rest.bit_length() - 1)
+            tail.append(piece(start, width))
+            start, rest = start + width, rest - width
+        if strips == 1:
+            return b.seq(tail)
+        return tirx.IfThenElse(strip < whole, piece(strip * step, step), b.seq(tail))
+
+    def _accumulate(
+        self,
+        n: Expr,
+        first: Expr,
+        width: int,
+        rows: Phase,
+        columns: Phase,
+        element: Callable[[Expr, Expr, Expr, Expr], tirx.Expr],
+        save: Callable[[Expr, Expr, tirx.Expr], tirx.Stmt],
+    ) -> tirx.Stmt:
+        """`channels` by `width` sums in registers: vectors of pixels against broadcast weights."""
+        c = self.c
+        acc = b.registers("sum", self.channels * width, c.dtype)
+        lanes = min(self.lanes, width)
+
+        def each(body: Callable[[Expr, Expr], tirx.Stmt]) -> tirx.Stmt:
+            def vector(m: Expr, u: Expr) -> tirx.Stmt:
+                return b.vectorized("v", lanes, lambda v: body(m, u * lanes + v))
+
+            return b.unrolled("m", self.channels, lambda m: b.unrolled("u", width // lanes, lambda u: vector(m, u)))
+
+        def multiply(i: Expr, ky: Expr, kx: Expr) -> tirx.Stmt:
+            tap_y, tap_x = rows.kernel(ky), columns.kernel(kx)
+
+            def one(m: Expr, p: Expr) -> tirx.Stmt:
+                product = element(i, ky, kx, p) * c.weight(n, first + m, i, tap_y, tap_x)
+                return b.store(acc, b.load(acc, m * width + p) + product, m * width + p)
+
+            return each(one)
+
+        def taps(i: Expr) -> tirx.Stmt:
+            return b.loop("ky", rows.taps, lambda ky: b.unrolled("kx", columns.taps, lambda kx: multiply(i, ky, kx)))
+
+        statements = [tirx.AllocBuffer(acc), each(lambda m, p: b.store(acc, b.const(0, c.dtype), m * width + p))]
+        if rows.taps and columns.taps:
+            statements.append(b.loop("i", c.in_channels, taps))
+        statements.append(each(lambda m, p: save(m, p, b.load(acc, m * width + p))))
+        return b.seq(statements)
+
+
+def schedules(c: Contraction, target: TargetInfo) -> list[Schedule]:
+    """Legal schedules, best guesses first."""
+    fused = c.fused()
+    height = max(p.count for p in fused.rows)
+    pitch = Margin.of(fused.columns, fused.width).length
+    ranked: list[tuple[float, Schedule]] = []
+    for channels in (d for d in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14) if c.out_per_group % d == 0):
+        for vectors in (1, 2, 3, 4, 6, 8):
+            if channels * vectors + vectors + 1 > target.registers:
+                continue
+            for rows in sorted({min(height, r) for r in (1, 2, 4, 7, 8, 14, 16, 28, height)}):
+                schedule = Schedule.make("flat", channels=channels, vectors=vectors, rows=rows)
+                ranked.append((_cost(fused, channels, vectors, rows, pitch, target, c.pointwise), schedule))
+    ranked.sort(key=lambda pair: pair[0])
+    out: list[Schedule] = []
+    for _, schedule in ranked:
+        # At most three row counts of one tile, so that a short tuning sees different tiles.
+        same = [s for s in out if (s["channels"], s["vectors"]) == (schedule["channels"], schedule["vectors"])]
+        if len(same) < 3:
+            out.append(schedule)
+    return out[:24]
+
+
+def _cost(
+    c: Contraction, channels: int, vectors: int, rows: int, pitch: int, target: TargetInfo, direct: bool
+) -> float:
+    """Cycles, roughly: multiply-adds and loads at two a cycle, scratch traffic, and the share of dropped pixels."""
+    step = vectors * target.lanes
+    taps = sum(p.taps for p in c.rows) * sum(p.taps for p in c.columns) * c.in_channels
+    height = max(p.count for p in c.rows)
+    pixels = c.width if direct else (rows - 1) * pitch + c.columns[0].count
+    tiles = -(-pixels // step) if not direct else -(-pixels // step)
+    per_tap = max(channels * vectors / 2, (channels + vectors) / 2, 4.0) + 0.5
+    scratch = 0.0 if direct else channels * vectors * 2.0
+    task = tiles * (taps * per_tap + scratch + 20) + (0 if direct else 60 + 8 * rows * channels)
+    tasks = c.batch * (c.out_channels // channels) * (-(-height // rows) if not direct else 1)
+    shared = tasks * tiles if direct else c.batch * c.out_channels if c.depthwise else tasks
+    imbalance = -(-shared // target.threads) * target.threads / shared
+    spill = 1.0 if direct or channels * pixels * 4 <= target.l1_bytes else 1.1
+    return task * tasks * imbalance * spill
