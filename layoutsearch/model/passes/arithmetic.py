@@ -87,6 +87,26 @@ def merge_constants(call: relax.Call, scope: Scope) -> Expr | None:
     return with_operands(call, [inner_call.args[0], relax.const(np.asarray(merged, inner.dtype))])
 
 
+def compose_affine(call: relax.Call, scope: Scope) -> Expr | None:
+    """`(x * a + b) * c` becomes `x * (a * c) + b * c`: a normalisation followed by a learned scale."""
+    factor, add = array_of(call.args[1]), scope.definition(call.args[0])
+    if factor is None or op_name(add) != "relax.add" or not is_float(call) or not scope.used_once(call.args[0]):
+        return None
+    offset, scaled = array_of(add.args[1]), scope.definition(add.args[0])
+    if offset is None or op_name(scaled) != "relax.multiply" or not scope.used_once(add.args[0]):
+        return None
+    scale = array_of(scaled.args[1])
+    if scale is None:
+        return None
+    largest = max(scale.size, offset.size, factor.size)
+    with np.errstate(all="ignore"):
+        scale, offset = (np.asarray(value * factor, factor.dtype) for value in (scale, offset))
+    if max(scale.size, offset.size) > largest or not np.all(np.isfinite(scale)) or not np.all(np.isfinite(offset)):
+        return None
+    product = scope.emit(relax.op.multiply(scaled.args[0], relax.const(scale)))
+    return relax.op.add(product, relax.const(offset))
+
+
 def scalar_factor_outwards(call: relax.Call, scope: Scope) -> Expr | None:
     """`x * (y * s)` and `(x * s) * y` become `(x * y) * s` for a scalar `s`: every hard-swish ends up alike."""
     for i, arg in enumerate(call.args):
@@ -155,7 +175,14 @@ def unstack(call: relax.Call, scope: Scope) -> Expr | None:
 _SHARED = [drop_broadcast, reshape_constant]
 RULES = {
     "relax.add": [constant_to_the_right, neutral_constant, *_SHARED, merge_constants],
-    "relax.multiply": [constant_to_the_right, neutral_constant, *_SHARED, merge_constants, scalar_factor_outwards],
+    "relax.multiply": [
+        constant_to_the_right,
+        neutral_constant,
+        *_SHARED,
+        merge_constants,
+        compose_affine,
+        scalar_factor_outwards,
+    ],
     "relax.subtract": [subtract_constant, *_SHARED],
     "relax.divide": [divide_by_constant, *_SHARED],
     "relax.power": _SHARED,
