@@ -188,7 +188,7 @@ class Server:
             raise ValueError("it does not speak TVM RPC")
         name, *options = base.recvall(conn, length).decode().split()
         expected = self._link.match_key if self._link else self._key
-        if not expected or name != f"client:{expected}":
+        if name != f"client:{expected}" or (self._link and not expected):
             conn.sendall(struct.pack("<i", base.RPC_CODE_MISMATCH))
             raise ValueError(f"it asked for {name!r}")
         reply = f"server:{self._key}".encode()

@@ -169,6 +169,7 @@ def test_a_server_with_too_few_threads_is_refused(farm: LocalFarm) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_stock_tvm_servers_work_too(kernel_lib: str, model_libs: dict[str, str]) -> None:
     port = free_port()
     address = f"127.0.0.1:{port}"
