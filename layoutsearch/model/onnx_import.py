@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from tvm.relax.frontend.onnx import from_onnx
 
 from layoutsearch.errors import ModelError
+from layoutsearch.model.onnx_fold import fold_constants
 from layoutsearch.model.shapes import Dims, resolve_shapes
 
 
@@ -125,8 +126,11 @@ def _simplify(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
     inputs = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in model_inputs(proto)]
     try:
         with _quiet():
-            # ONNX Runtime's shape inference, which onnxslim uses where it finds it, refuses opsets below 7.
-            slim = onnxslim.slim(proto, no_shape_infer=_opset(proto) < 7)
+            fold_constants(proto)
+            # Its own folding would depend on whether ONNX Runtime is installed, its shape inference refuses opset 6.
+            skip = ["constant_folding"]
+            slim = onnxslim.slim(proto, skip_optimizations=skip, no_shape_infer=_opset(proto) < 7)
+            fold_constants(slim)
     except Exception as error:
         raise ModelError(
             f"{name}: simplifying the graph failed ({type(error).__name__}: {_first_line(error)}); "
@@ -162,7 +166,8 @@ def import_onnx(
     Raises:
         ModelError: a shape is missing or wrong, or an operator is not supported.
     """
-    proto = onnx.ModelProto.FromString(proto.SerializeToString())
+    source, proto = proto, onnx.ModelProto()
+    proto.CopyFrom(source)
     inputs = [value.name for value in model_inputs(proto)]
     outputs = [value.name for value in proto.graph.output]
     _fix_shapes(proto, resolve_shapes({v.name: _declared(v) for v in model_inputs(proto)}, shapes))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from layoutsearch.errors import ModelError
-from layoutsearch.model import ModelInput, ModelOutput, canonicalize, load, parse_shapes
+from layoutsearch.model import ModelInput, ModelOutput, canonicalize, fingerprint, load, parse_shapes
 from tests.models import nets, onnx_nets, zoo
 from tests.models.onnx_nets import X, model, node
 from tests.models.running import range_error, run_tvm
@@ -183,6 +185,23 @@ def test_external_weights(tmp_path: Path) -> None:
     text = message(lambda: load(path))
     assert str(path) in text
     assert "w.bin" in text
+
+
+def test_onnx_runtime_makes_no_difference() -> None:
+    """It is no dependency, and simplifiers behave differently where it is found."""
+    script = (
+        "import sys; sys.modules['onnxruntime'] = None\n"
+        "from layoutsearch.model import *; from tests.models import onnx_nets, zoo\n"
+        "print(fingerprint(canonicalize(load(zoo.classifier_path(), {'x': (1, 3, 48, 192)}).module)))\n"
+        "print(fingerprint(canonicalize(load(onnx_nets.computed_flatten(), {'x': (2, 6, 5, 7)}).module)))"
+    )
+    root = Path(__file__).resolve().parents[2]
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=root)
+    here = [
+        load(zoo.classifier_path(), {"x": (1, 3, 48, 192)}),
+        load(onnx_nets.computed_flatten(), {"x": (2, 6, 5, 7)}),
+    ]
+    assert run.stdout.split() == [fingerprint(canonicalize(loaded.module)) for loaded in here]
 
 
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:

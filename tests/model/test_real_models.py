@@ -52,6 +52,7 @@ def assert_equals_onnx_runtime(proto: onnx.ModelProto, model: LoadedModel, canon
         assert range_error(got, want) < 1e-4
 
 
+@pytest.mark.slow
 def test_detector() -> None:
     proto = zoo.logits(onnx.load(str(zoo.detector_path())))
     model = load(proto, parse_shapes(["x=1,3,64,96"]))
@@ -83,6 +84,7 @@ def test_detector_is_the_same_graph_at_every_size(size: int) -> None:
     }
 
 
+@pytest.mark.slow
 def test_classifier() -> None:
     model = load(zoo.classifier_path(), {"x": (1, 3, 48, 192)})
     canonical = canonicalize(model.module)
@@ -114,6 +116,7 @@ LIGHT: Mapping[str, Mapping[str, int]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LIGHT)
 def test_light_zoo(name: str) -> None:
     proto = zoo.logits(zoo.light(name))
