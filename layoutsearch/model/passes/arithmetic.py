@@ -23,9 +23,6 @@ from layoutsearch.model.passes.rewriter import (
     with_operands,
 )
 
-COMMUTATIVE = ("relax.add", "relax.multiply", "relax.maximum", "relax.minimum")
-BINARY = (*COMMUTATIVE, "relax.subtract", "relax.divide", "relax.power")
-
 
 def constant_to_the_right(call: relax.Call, scope: Scope) -> Expr | None:
     """`c + x` becomes `x + c`."""

@@ -118,10 +118,6 @@ class Scope:
         self.gain(expr)
         return self._walk.builder_.emit(expr)
 
-    def typed(self, expr: Expr) -> Expr:
-        """The expression with its type inferred."""
-        return self._walk.builder_.normalize(expr)
-
     def function(self, var: GlobalVar) -> tvm.ir.BaseFunc:
         """The function of the module that a global variable names."""
         return self._walk.module[var]
