@@ -21,7 +21,7 @@ from layoutsearch.materialize.lower import Lowered, lower
 from layoutsearch.model.canonicalize import canonicalize
 from layoutsearch.model.fingerprint import fingerprint
 from layoutsearch.plan.plan import LayoutPlan
-from layoutsearch.schedule import audit
+from layoutsearch.schedule.audit import audit
 from layoutsearch.schedule.dispatch import apply as apply_schedule
 from layoutsearch.schedule.dispatch import default as default_schedule
 from layoutsearch.schedule.target import TargetInfo
@@ -157,7 +157,7 @@ def schedule_kernels(
         if isinstance(function, tirx.PrimFunc):
             schedule = chosen.get(gv.name_hint) or default_schedule(function, target)
             function = apply_schedule(function, schedule, target)
-            reports = audit.audit(function)
+            reports = audit(function)
             if reports:
                 slow[gv.name_hint] = reports
         functions[gv] = function

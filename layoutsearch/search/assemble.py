@@ -62,7 +62,12 @@ class TransformCosts:
 
 
 def build_program(graph: LayoutGraph, nodes: Sequence[KernelNode], lab: KernelLab) -> Program:
-    """Kernels with their measured times (unmeasured ones are impossible), tensors with their transforms."""
+    """Kernels with their measured times (unmeasured ones are impossible), tensors with their transforms.
+
+    Without nodes (nothing to choose) the program is empty.
+    """
+    if not nodes:
+        return Program((), LayoutProblem((), ()), {})
     owner = {name: index for index, node in enumerate(nodes) for name in node.members}
     by_tensor: dict[str, list[Use]] = {}
     layouts: dict[str, dict[Layout, int]] = {}
