@@ -13,6 +13,7 @@ from layoutsearch.schedule.target import TargetInfo
 from layoutsearch.schedule.templates import channels, flat, reshape
 from layoutsearch.schedule.templates.loops import emit_stage, inline_pointwise
 from layoutsearch.schedule.value import Schedule, ScheduleError
+from layoutsearch.schedule.vector_math import vectorizable
 
 LOOPS = Schedule.make("loops")
 RESHAPE = Schedule.make("reshape")
@@ -72,4 +73,4 @@ def _generic(anatomy: Anatomy, stages: Sequence[Stage | Opaque], target: TargetI
 def _finish(anatomy: Anatomy, stages: Sequence[tirx.Stmt]) -> tirx.PrimFunc:
     used = {buffer for s in stages for buffer in (*b.stored_buffers(s), *(load.source for load in b.buffer_loads(s)))}
     allocated = [i for i in anatomy.intermediates if i in used]
-    return b.finish(anatomy.func, allocated, stages)
+    return b.finish(anatomy.func, allocated, [vectorizable(s) for s in stages])
