@@ -1,1 +1,12 @@
 """Lies here so that pytest puts the top of the repository on the path: tests import `tests.models`."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of this project's own tests."""
+    parser.addoption(
+        "--update-golden", action="store_true", help="write what golden tests find instead of comparing with it"
+    )

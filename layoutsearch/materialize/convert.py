@@ -191,6 +191,8 @@ class _Resolution:
     def __init__(self, module: tvm.IRModule, graph: LayoutGraph, assignment: Assignment) -> None:
         self.module, self.graph, self.assignment = module, graph, assignment
         self.refs: dict[relax.Var, _Ref] = {}
+        # Tuples stay apart until they leave: the pass moves their fields where they are taken out again.
+        self.tuples: dict[relax.Var, tuple[_Ref, ...]] = {}
         self.shared: dict[tuple[relax.Expr, Layout], relax.Expr] = {}
         self.transforms: list[TransformInfo] = []
         self.writer = FunctionWriter()
@@ -219,12 +221,16 @@ class _Resolution:
             self._bind_op(var, value, op)
         elif name in self.graph.views:
             self.refs[var] = replace(self._ref(value.args[0]), axes=self.graph.views[name].info.axes)
-        elif is_move(value) or isinstance(value, relax.Var):
+        elif isinstance(var, relax.DataflowVar) and _is_flat(value):
+            self.tuples[var] = tuple(self._ref(f) for f in value.fields)
+        elif is_move(value) or (isinstance(value, relax.Var) and value not in self.tuples):
             ref = self._ref(value)
             if dataflow and not isinstance(var, relax.DataflowVar):
                 # An output of the block, in its original layout.
                 ref = _Ref(self.writer.bind(name, self._original(ref), output=True), None)
             self.refs[var] = ref
+        elif isinstance(value, relax.TupleGetItem) and value.tuple_value in self.tuples:
+            self.refs[var] = self.tuples[value.tuple_value][value.index]
         elif isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, relax.Var):
             whole = self._ref(value.tuple_value)
             new = self.writer.bind(name, relax.TupleGetItem(whole.expr, value.index))
@@ -265,6 +271,8 @@ class _Resolution:
 
     def _plain(self, expr: relax.Expr) -> relax.Expr:
         """`expr` over resolved variables, every tensor in its original layout."""
+        if expr in self.tuples:
+            return relax.Tuple([self._original(ref) for ref in self.tuples[expr]])
         if isinstance(expr, relax.Var):
             return self._original(self._ref(expr))
         if isinstance(expr, relax.Tuple):
@@ -323,6 +331,11 @@ class _Resolution:
                     f"ConvertLayout brings {what} elsewhere than {source} to {target}: element {index} to {landed}, "
                     f"expected {expected}"
                 )
+
+
+def _is_flat(value: relax.Expr) -> bool:
+    """A tuple of variables and constants that are tensors."""
+    return isinstance(value, relax.Tuple) and all(isinstance(f.ty, relax.TensorType) for f in value.fields)
 
 
 def _samples(shape: list[int]) -> list[list[int]]:
