@@ -14,6 +14,7 @@ import numpy as np
 import tvm
 
 from layoutsearch.measure.results import DeviceFailed, Measurement, RunFailed, Status
+from layoutsearch.measure.server_functions import FLUSH_ARGS, FLUSH_PREFIX
 from layoutsearch.measure.session import Session
 
 if TYPE_CHECKING:
@@ -40,10 +41,18 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class KernelCall:
-    """A function of a library and its arguments, outputs included: activation first, output last."""
+    """A function of a library and its arguments, outputs included: activation first, output last.
+
+    Attributes:
+        function: symbol in the library.
+        args: shapes and types.
+        cold: positions of the arguments that come from memory within a model, its weights; None for all but the first.
+            Devices whose server cannot flush single arguments flush all but the first.
+    """
 
     function: str
     args: tuple[TensorSpec, ...]
+    cold: tuple[int, ...] | None = None
 
 
 def time_kernels(
@@ -58,8 +67,7 @@ def time_kernels(
 ) -> list[Measurement]:
     """Upload a library once and time each call `repeat` times after `warmup` runs that do not count.
 
-    With `flush`, everything but the first argument (the activation) is out of the caches before each run, as weights
-    are within a model. A call that crashes is tried once more; one that crashes again, hangs beyond `timeout_s` or
+    With `flush`, the cold arguments of each call are out of the caches before each run, as weights are within a model. A call that crashes is tried once more; one that crashes again, hangs beyond `timeout_s` or
     raises is a typed failure, and the calls after it are still measured. When the device is gone, all calls from
     there on are infrastructure failures.
     """
@@ -129,10 +137,24 @@ def _time_call(
     with session.deadline(timeout_s):
         # The evaluator makes one run of its own before the first that it counts.
         evaluate = module.time_evaluator(
-            call.function, session.cpu, number=1, repeat=warmup - 1 + repeat, f_preproc=FLUSH if flush else ""
+            call.function,
+            session.cpu,
+            number=1,
+            repeat=warmup - 1 + repeat,
+            f_preproc=_flush_function(session, call.cold) if flush else "",
         )
         seconds = evaluate(*args).results
     return tuple(s * 1e6 for s in seconds[warmup - 1 :])
+
+
+def _flush_function(session: Session, cold: tuple[int, ...] | None) -> str:
+    """Name of the device's function that makes the cold arguments cold; empty if none is."""
+    if cold is None or any(i >= FLUSH_ARGS for i in cold):
+        return FLUSH
+    if not cold:
+        return ""
+    name = f"{FLUSH_PREFIX}{sum(1 << i for i in cold)}"
+    return name if session.function(name) is not None else FLUSH
 
 
 def _buffers(session: Session, specs: Sequence[TensorSpec]) -> list[Any]:

@@ -150,7 +150,8 @@ class KernelLab:
                 return
             jobs = [(k, self._builder.submit(TRANSFORM, self._transform_job(k), _BUILD_S)) for k in batch]
             for key, future in jobs:
-                self._record_built(key.workload, key.candidate, self._wait(future), f"{key.workload} {key.candidate}")
+                what = f"{key.workload} {key.candidate}"
+                self._record_built(key.workload, key.candidate, self._wait(future), what, ())
 
     def _missing(self, request: Request) -> int:
         known = self.of(request.workload, request.choice)
@@ -163,12 +164,14 @@ class KernelLab:
         if not result.ok and self._missing(request) > 1 and result.status is not Status.BUILD_ERROR:
             # One schedule of several took the worker down; the first alone may be well.
             result = self._wait(self._builder.submit(KERNELS, self._kernel_job(request, 1), _BUILD_S))
-        self._record_built(workload, candidate, result, what)
+        self._record_built(workload, candidate, result, what, request.workload.cold)
 
     def _wait(self, future: Future[BuildResult]) -> BuildResult:
         return future.result()
 
-    def _record_built(self, workload: str, candidate: str, result: BuildResult, what: str) -> None:
+    def _record_built(
+        self, workload: str, candidate: str, result: BuildResult, what: str, cold: tuple[int, ...]
+    ) -> None:
         if not result.ok:
             self._add(workload, candidate, WHOLE, Measurement(result.status, (), result.error, result.wall_s))
             self._reporter.note(f"{what}: {result.status.value}: {result.error}")
@@ -179,7 +182,7 @@ class KernelLab:
             self._add(workload, candidate, schedule, Measurement(Status.INFEASIBLE, (), reason))
         if built.schedules:
             specs = tuple(TensorSpec(shape, dtype) for shape, dtype in built.args)
-            calls = [KernelCall(function_name(i), specs) for i in range(len(built.schedules))]
+            calls = [KernelCall(function_name(i), specs, cold) for i in range(len(built.schedules))]
             measurements = self._device.time_kernels(built.output, calls, repeat=_REPEAT)
             for schedule, measurement in zip(built.schedules, measurements, strict=True):
                 if measurement.is_infrastructure:

@@ -51,7 +51,9 @@ from layoutsearch.toolchain import require_toolchain
 _FIRST_TRIES = 2
 _ROUNDS = (4, 8, 16, 24)
 # A candidate contends while its kernel is within this factor of the workload's fastest.
-_CONTENDER = 1.25
+_CONTENDER = 1.2
+# Workloads that make up this share of the model's time are worth further tries.
+_SHARE = 0.97
 _TRANSFORM_ROUNDS = 12
 _SIEVE_ROUNDS = 12
 _FINAL_ROUNDS = 40
@@ -227,8 +229,15 @@ class _Run:
         for node in self.nodes:
             weight[node.workload.key] = weight.get(node.workload.key, 0) + 1
         unique = {node.workload.key: node for node in self.nodes}
+        shares = {
+            key: weight[key] * min(self.lab.of(node.workload, c).best_us for c in node.choices)
+            for key, node in unique.items()
+        }
+        matters = set(unique) if everything else _largest(shares, _SHARE)
         found: list[tuple[float, Request]] = []
         for key, node in unique.items():
+            if key not in matters:
+                continue
             times = {choice: self.lab.of(node.workload, choice).best_us for choice in node.choices}
             fastest = min(times.values())
             for choice in node.choices:
@@ -382,6 +391,18 @@ class _Run:
         path = str(folder / "model.json")
         Path(path).write_text(tvm.ir.save_json(self.loaded.module), encoding="utf-8")
         return ModelSource(path, True, file_stamp(path), shapes)
+
+
+def _largest(shares: Mapping[str, float], part: float) -> set[str]:
+    """Keys of the largest shares that together make up `part` of the finite sum."""
+    finite = {k: v for k, v in shares.items() if v < float("inf")}
+    left, found = part * sum(finite.values()), set()
+    for key in sorted(finite, key=lambda k: -finite[k]):
+        if left <= 0:
+            break
+        found.add(key)
+        left -= finite[key]
+    return found
 
 
 def template_versions() -> str:

@@ -28,6 +28,7 @@ class Workload:
         summary: for people, e.g. `conv2d_pointwise+add+relu 1x64x56x56 -> 1x256x56x56`.
         module_json: the kernel alone, as TVM writes a module.
         axes: axis names of its parameters.
+        cold: positions of the parameters that are weights, so cold in the cache when the kernel runs within the model.
         members: number of operators in it.
     """
 
@@ -35,6 +36,7 @@ class Workload:
     summary: str
     module_json: str
     axes: tuple[tuple[str, str], ...]
+    cold: tuple[int, ...]
     members: int
 
 
@@ -119,11 +121,12 @@ def _choices(ops: list[OpNode], spaces: Mapping[str, OpSpace]) -> tuple[Candidat
 
 
 def _workload(extractor: Extractor, ops: list[OpNode]) -> Workload:
-    module, _ = extractor.extract([op.name for op in ops])
+    module, read = extractor.extract([op.name for op in ops])
     axes = _parameter_axes(module, ops)
-    text = fingerprint(_without_scalars(module)) + repr(axes)
+    cold = tuple(i for i, p in enumerate(module["main"].params) if p.name not in read)
+    text = fingerprint(_without_scalars(module)) + repr((axes, cold))
     key = hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
-    return Workload(key, _summary(ops), tvm.ir.save_json(module), axes, len(ops))
+    return Workload(key, _summary(ops), tvm.ir.save_json(module), axes, cold, len(ops))
 
 
 def _without_scalars(module: tvm.IRModule) -> tvm.IRModule:
