@@ -1,7 +1,7 @@
 """Takes a fused PrimFunc apart: its stages, the anchor among them, and the pointwise epilogue behind the anchor.
 
-A fused PrimFunc is a root block with a list of loop nests, one block each, as `te` and FuseTIR make it. The templates do
-not transform these loops: they read what is computed and emit new ones.
+A fused PrimFunc is a root block with a list of loop nests, one block each, as `te` and FuseTIR make it. The templates
+do not transform these loops: they read what is computed and emit new ones.
 """
 
 from __future__ import annotations

@@ -178,8 +178,8 @@ _OPAQUE = 8
 
 def finish(func: tirx.PrimFunc, allocations: Sequence[tirx.Buffer], stages: Sequence[tirx.Stmt]) -> tirx.PrimFunc:
     """`func` with the emitted `stages` as its body, marked as scheduled and without a global symbol."""
-    # Relax passes look for a root block; the operator pattern keeps them from fusing the kernel any further. The block's
-    # own list of allocations is not used: TVM shrinks those to what it sees accessed by inner blocks.
+    # Relax passes look for a root block; the operator pattern keeps them from fusing the kernel any further. The
+    # block's own list of allocations is not used: TVM shrinks those to what it sees accessed by inner blocks.
     root = s_tir.SBlock([], [], [], "root", seq([*(tirx.AllocBuffer(b) for b in allocations), *stages]))
     body = s_tir.SBlockRealize([], tirx.const(True, "bool"), root)
     return mark(tirx.PrimFunc(func.params, body, func.ret_type, func.attrs))

@@ -110,8 +110,8 @@ class Contraction:
         height, width: Extents of the input.
         rows, columns: Phases along the two axes of the output.
         data: (n, channel, y, x) -> element of the input.
-        weight: (n, k, i, ky, kx) -> element of the weights; k over all groups, i within its group. Only the right operand
-            of a batched matrix product depends on n.
+        weight: (n, k, i, ky, kx) -> element of the weights; k over all groups, i within its group. Only the right
+            operand of a batched matrix product depends on n.
         out_indices: (n, k, y, x) -> indices into the output.
         lane_blocks: Block sizes that a vector of output channels must divide (of the output, the weights and, for a
             depthwise convolution, the data).

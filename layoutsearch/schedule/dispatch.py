@@ -10,8 +10,8 @@ from layoutsearch.schedule import builder as b
 from layoutsearch.schedule.anatomy import Anatomy, Epilogue, Opaque, Stage, epilogue
 from layoutsearch.schedule.contraction import contraction
 from layoutsearch.schedule.target import TargetInfo
-from layoutsearch.schedule.templates import channels, flat, reshape
-from layoutsearch.schedule.templates.loops import emit_stage, inline_pointwise
+from layoutsearch.schedule.templates import channels, channels_guess, flat, reshape
+from layoutsearch.schedule.templates.loops import emit_stages
 from layoutsearch.schedule.value import Schedule, ScheduleError
 from layoutsearch.schedule.vector_math import vectorizable
 
@@ -30,7 +30,7 @@ def candidates(func: tirx.PrimFunc, target: TargetInfo) -> list[Schedule]:
     c = contraction(Anatomy.of(func))
     if c is None:
         return [LOOPS]
-    return flat.schedules(c, target) if flat.applies(c) else channels.schedules(c, target)
+    return flat.schedules(c, target) if flat.applies(c) else channels_guess.schedules(c, target)
 
 
 def default(func: tirx.PrimFunc, target: TargetInfo) -> Schedule:
@@ -67,7 +67,7 @@ def apply(func: tirx.PrimFunc, schedule: Schedule, target: TargetInfo) -> tirx.P
 
 
 def _generic(anatomy: Anatomy, stages: Sequence[Stage | Opaque], target: TargetInfo) -> list[tirx.Stmt]:
-    return [emit_stage(s, target) for s in inline_pointwise(stages, anatomy)]
+    return emit_stages(stages, anatomy, target)
 
 
 def _finish(anatomy: Anatomy, stages: Sequence[tirx.Stmt]) -> tirx.PrimFunc:

@@ -1,7 +1,7 @@
 """exp and its relatives as polynomials that vectorise.
 
-LLVM turns a vector of `exp` into one library call a lane. These forms stay in vector registers; their error is about one
-unit in the last place of float32 for exp, and below 2e-7 for sigmoid and tanh.
+LLVM turns a vector of `exp` into one library call a lane. These forms stay in vector registers; their error is about
+one unit in the last place of float32 for exp, and below 2e-7 for sigmoid and tanh.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Tensor-expression definitions of the operators in every candidate layout. They say what is computed, never how fast."""
+"""Tensor expressions of the operators in every candidate layout: what is computed, never how fast."""

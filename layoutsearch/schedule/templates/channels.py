@@ -1,14 +1,15 @@
 """Contractions vectorised over output channels: packed and channels-last convolutions, depthwise, matmul.
 
-A tile of `tile` pixels by `vectors` vectors of output channels is accumulated in registers: every step loads the vectors
-of weights once, and each pixel's input element is broadcast against them. The border is not padded: tiles that touch it
-are emitted apart with the taps that fall outside left out, and rows clip the range of their taps.
+A tile of `tile` pixels by `vectors` vectors of output channels is accumulated in registers: every step loads the
+vectors of weights once, and each pixel's input element is broadcast against them. The border is not padded: tiles that
+touch it are emitted apart with the taps that fall outside left out, and rows clip the range of their taps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from tvm import tirx
 
@@ -17,84 +18,8 @@ from layoutsearch.schedule.anatomy import Epilogue
 from layoutsearch.schedule.contraction import Contraction, Phase
 from layoutsearch.schedule.indexing import Coordinate, Expr, Split
 from layoutsearch.schedule.target import TargetInfo
+from layoutsearch.schedule.templates.lanes import Lanes, Run
 from layoutsearch.schedule.value import Schedule, ScheduleError
-
-
-@dataclass(frozen=True)
-class Run:
-    """`count` vectors of `width` output channels in a tile."""
-
-    count: int
-    width: int
-    channel: Callable[[Expr, Expr], Coordinate]
-
-
-@dataclass(frozen=True)
-class Lanes:
-    """How output channels are cut into vectors.
-
-    Attributes:
-        mode: `broadcast` (all lanes use the same input channel), `own` (depthwise: each lane its own, contiguous) or
-            `gather` (groups narrower than a vector: each lane its group's).
-        spaces: Independent ranges of channels (the groups in mode broadcast, else one).
-        span: Channels of one space.
-        width: Lanes of a vector.
-    """
-
-    mode: str
-    spaces: int
-    span: int
-    width: int
-
-    @classmethod
-    def of(cls, c: Contraction, target: TargetInfo) -> Lanes:
-        """The widest vectors that the blocks of all tensors allow."""
-        if c.depthwise or c.groups == 1:
-            mode, spaces, span = ("own" if c.depthwise else "broadcast"), 1, c.out_channels
-        else:
-            mode, spaces, span = "broadcast", c.groups, c.out_per_group
-            if _width(span, (*c.lane_blocks, span) if c.lane_blocks else (), target.lanes) < min(4, target.lanes):
-                mode, spaces, span = "gather", 1, c.out_channels
-        blocks = (*c.lane_blocks, span) if c.lane_blocks else ()
-        return cls(mode, spaces, span, _width(span, blocks, target.lanes))
-
-    @property
-    def full(self) -> int:
-        """Whole vectors of one space."""
-        return self.span // self.width
-
-    def tiles(self, vectors: int) -> int:
-        """Tiles of one space."""
-        return -(-self.full // vectors) if self.span % self.width == 0 else self.full // vectors + 1
-
-    def runs(self, vectors: int, last: bool, space: Expr, tile: Expr) -> list[Run]:
-        """The vectors of a tile: whole ones, and in the last tile the narrower ones of the rest."""
-        width, full = self.width, self.full
-
-        def whole(u: Expr, lane: Expr) -> Coordinate:
-            if self.span % width == 0:
-                return Split(space * full + (tile * vectors + u), width, lane)
-            return space * self.span + ((tile * vectors + u) * width + lane)
-
-        if not last:
-            return [Run(vectors, width, whole)]
-        whole_tiles = self.tiles(vectors) - 1
-        runs = [Run(full - whole_tiles * vectors, width, whole)] if full > whole_tiles * vectors else []
-        done, rest = full * width, self.span % width
-        while rest:
-            piece = 1 << (rest.bit_length() - 1)
-            start = done
-            runs.append(Run(1, piece, lambda _, lane, start=start: space * self.span + (lane + start)))
-            done, rest = done + piece, rest - piece
-        return runs
-
-
-def _width(span: int, blocks: tuple[int, ...], lanes: int) -> int:
-    if not blocks:
-        return min(lanes, 1 << (span.bit_length() - 1))
-    fits = [w for w in range(1, lanes + 1) if all(block % w == 0 for block in blocks)]
-    powers = [w for w in fits if w & (w - 1) == 0]
-    return powers[-1] if powers[-1] > 1 else fits[-1]
 
 
 @dataclass(frozen=True)
@@ -214,20 +139,18 @@ class ChannelsKernel:
         sums = [b.registers("sum", size * run.count * run.width, c.dtype) for run in runs]
         statements: list[tirx.Stmt] = [tirx.AllocBuffer(s) for s in sums]
         for run, acc in zip(runs, sums, strict=True):
-            zero = b.const(0, c.dtype)
-            statements.append(self._over(run, 0, size, lambda t, u, v, i, acc=acc, zero=zero: b.store(acc, zero, i)))
+            statements.append(self._over(run, 0, size, partial(self._clear, acc)))
         if at.rows.taps and at.columns.taps:
             statements.append(self._reduce(at, first, size, runs, sums, taps))
         for run, acc in zip(runs, sums, strict=True):
-            statements.append(
-                self._over(
-                    run, 0, size, lambda t, u, v, i, run=run, acc=acc: self._store(at, first, t, run, u, v, acc, i)
-                )
-            )
+            statements.append(self._over(run, 0, size, partial(self._store, at, first, run, acc)))
         return b.seq(statements)
 
+    def _clear(self, acc: tirx.Buffer, t: Expr, u: Expr, v: Expr, i: Expr) -> tirx.Stmt:
+        return b.store(acc, b.const(0, self.c.dtype), i)
+
     def _store(
-        self, at: Place, first: Expr, t: Expr, run: Run, u: Expr, v: Expr, acc: tirx.Buffer, i: Expr
+        self, at: Place, first: Expr, run: Run, acc: tirx.Buffer, t: Expr, u: Expr, v: Expr, i: Expr
     ) -> tirx.Stmt:
         y = at.row * at.rows.step + at.rows.start
         x = (first + t) * at.columns.step + at.columns.start
@@ -255,17 +178,14 @@ class ChannelsKernel:
             tap_y, tap_x = at.rows.kernel(ky), at.columns.kernel(kx)
             i = Split(rc, inner, ri)
 
-            def step(t: Expr, u: Expr, v: Expr, index: Expr, run: Run, acc: tirx.Buffer) -> tirx.Stmt:
+            def step(run: Run, acc: tirx.Buffer, t: Expr, u: Expr, v: Expr, index: Expr) -> tirx.Stmt:
                 channel = run.channel(u, v)
                 x = at.columns.input(first + t, kx)
                 element = c.data(at.n, self._input_channel(at.space, channel, rc, ri), y, x)
                 product = element * c.weight(at.n, channel, i, tap_y, tap_x)
                 return b.store(acc, b.load(acc, index) + product, index)
 
-            return b.seq(
-                self._over(run, *span, lambda t, u, v, i, run=run, acc=acc: step(t, u, v, i, run, acc))
-                for run, acc in zip(runs, sums, strict=True)
-            )
+            return b.seq(self._over(run, *span, partial(step, run, acc)) for run, acc in zip(runs, sums, strict=True))
 
         def columns(rc: Expr, ky: Expr) -> tirx.Stmt:
             def over_taps(ri: Expr) -> tirx.Stmt:
@@ -304,84 +224,3 @@ def _bind_all(**values: Expr) -> tuple[list[Expr], list[tirx.Stmt]]:
         names.append(var)
         statements += bound
     return names, statements
-
-
-def schedules(c: Contraction, target: TargetInfo) -> list[Schedule]:
-    """Legal schedules, best guesses first; the first few differ in every decision, so that a short tuning sees them."""
-    fused, lanes = c.fused(), Lanes.of(c, target)
-    has_taps = max(p.taps for p in fused.columns) > 1
-    outer = _outer(fused, lanes, target)
-    other = "rows" if outer == "channels" else "channels"
-    loops = _ranked(fused, lanes, target, _short(fused, lanes))
-    flows: list[tuple[str, str, list[tuple[int, int]]]] = [("taps_outer", outer, loops)]
-    if has_taps and fused.reduce_block > 1:
-        flows.append(("taps_inner", outer, _ranked(fused, lanes, target, True)))
-        if _short(fused, lanes):
-            flows.reverse()
-    flows += [(reduce, other, tiles) for reduce, _, tiles in flows]
-    out: list[Schedule] = []
-    for rank in range(max(len(tiles) for *_, tiles in flows)):
-        for number, (reduce, order, tiles) in enumerate(flows):
-            # The second order of the outer loops follows one rank behind.
-            at = rank - (1 if number >= len(flows) // 2 else 0)
-            if 0 <= at < len(tiles):
-                vectors, tile = tiles[at]
-                out.append(Schedule.make("channels", tile=tile, vectors=vectors, reduce=reduce, outer=order))
-    return out[:24]
-
-
-def _short(c: Contraction, lanes: Lanes) -> bool:
-    """Whether the innermost loop is short enough for LLVM to unroll it whole, which costs registers."""
-    return lanes.mode == "own" or c.reduce_block <= 4
-
-
-def _outer(c: Contraction, lanes: Lanes, target: TargetInfo) -> str:
-    """`rows` outermost where all weights stay in the cache next to the core, else each thread keeps to its channels."""
-    taps = sum(p.taps for p in c.rows) * sum(p.taps for p in c.columns)
-    weights = 4 * c.out_channels * c.in_channels * taps
-    return "rows" if lanes.mode != "own" and weights * 2 <= target.l2_bytes else "channels"
-
-
-def _ranked(c: Contraction, lanes: Lanes, target: TargetInfo, tight: bool) -> list[tuple[int, int]]:
-    """(vectors, tile) pairs by estimated cost, at most three tiles of one number of vectors in the first dozen.
-
-    Args:
-        c: The contraction, fused.
-        lanes: Its vectors.
-        target: The machine.
-        tight: Keep a quarter of the registers free, for bodies that LLVM unrolls and reorders.
-    """
-    columns = max(p.count for p in c.columns)
-    registers = target.registers * 3 // 4 if tight else target.registers - (1 if target.broadcast_operand else 2)
-    ranked: list[tuple[float, int, int]] = []
-    for vectors in (v for v in (1, 2, 3, 4, 6, 8, 12, 16) if v <= max(1, lanes.full)):
-        held = 1 if lanes.mode == "own" else vectors
-        for tile in range(1, min(columns, max(1, (registers - held) // vectors)) + 1):
-            ranked.append((_cost(c, lanes, vectors, tile, target), vectors, tile))
-    ranked.sort()
-    out: list[tuple[int, int]] = []
-    for _, vectors, tile in ranked:
-        if sum(v == vectors for v, _ in out) < 3:
-            out.append((vectors, tile))
-    return out[:12]
-
-
-def _cost(c: Contraction, lanes: Lanes, vectors: int, tile: int, target: TargetInfo) -> float:
-    """Cycles, roughly: multiply-adds at two a cycle against loads at two a cycle and latency; per tile a fixed part."""
-    tiles = lanes.tiles(vectors) * lanes.spaces
-    row_taps = sum(p.taps * p.count for p in c.rows) / max(1, sum(p.count for p in c.rows))
-    cycles = 0.0
-    for phase in c.columns:
-        whole, rest = divmod(phase.count, tile)
-        for size, times in ((tile, whole), (rest, 1 if rest else 0)):
-            if lanes.mode == "own":
-                # The taps of a row share the inputs they have in common.
-                window = (size - 1) * min(phase.in_step, phase.taps) + phase.taps
-                step = max(size * vectors * phase.taps / 2, vectors * (window + phase.taps) / 2, 4.0 * phase.taps) + 2
-            else:
-                step = phase.taps * c.in_channels * (max(size * vectors / 2, (size + vectors) / 2, 4.0) + 0.5)
-            cycles += times * (step * row_taps + size * vectors * 1.5 + 10)
-    rows = sum(p.count for p in c.rows)
-    tasks = tiles * c.batch * rows * (-(-c.columns[0].count // tile) if rows == 1 else 1)
-    imbalance = -(-tasks // target.threads) * target.threads / tasks
-    return cycles * tiles * c.batch * rows * imbalance

@@ -3,8 +3,8 @@
 A plane of the input is copied once into a padded one whose rows follow each other with a pitch, so that output pixel f
 of a plane, counted with that pitch, reads input f + constant for every tap: vectors of pixels run across row ends, and
 small or odd widths cost only the padding. The pixels between the rows are computed and dropped. A stride splits the
-padded plane into interleaved ones (every s-th row and column), so that all loads stay contiguous. Pointwise convolutions
-read the input itself.
+padded plane into interleaved ones (every s-th row and column), so that all loads stay contiguous. Pointwise
+convolutions read the input itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from layoutsearch.schedule.value import Schedule, ScheduleError
 
 @dataclass(frozen=True)
 class Margin:
-    """One axis of the padded plane: input position p is stored at (p + `before`), every `step`-th apart from the others.
+    """One axis of the padded plane: input position p is stored at (p + `before`), every `step`-th in a part of its own.
 
     Attributes:
         before: Zeros in front.
@@ -135,13 +135,19 @@ class FlatKernel:
                 top, bottom = y_axis.inside(py)
                 left, right = x_axis.inside(px)
 
-                def fill(row: Expr, low: int, high: int, start: Expr = start) -> tirx.Stmt:
+                def fill(row: Expr, low: int = 0, high: int = self.pitch, start: Expr = start) -> tirx.Stmt:
                     return b.vector_run(
                         high - low, self.lanes, lambda i: b.store(out, zero, start + row * self.pitch + (i + low))
                     )
 
                 def copy(
-                    row: Expr, start: Expr = start, py: int = py, px: int = px, left: int = left, right: int = right
+                    row: Expr,
+                    start: Expr = start,
+                    py: int = py,
+                    px: int = px,
+                    left: int = left,
+                    right: int = right,
+                    zeros: Callable[[Expr, int, int], tirx.Stmt] = fill,
                 ) -> tirx.Stmt:
                     y = y_axis.input(row, py)
                     middle = b.vector_run(
@@ -153,13 +159,11 @@ class FlatKernel:
                             start + row * self.pitch + (i + left),
                         ),
                     )
-                    return b.seq([fill(row, 0, left, start), middle, fill(row, right, self.pitch, start)])
+                    return b.seq([zeros(row, 0, left), middle, zeros(row, right, self.pitch)])
 
-                parts.append(b.loop("row", top, lambda row, fill=fill: fill(row, 0, self.pitch)))
+                parts.append(b.loop("row", top, fill))
                 parts.append(b.loop("row", bottom - top, copy, start=top))
-                parts.append(
-                    b.loop("row", y_axis.length - bottom, lambda row, fill=fill: fill(row, 0, self.pitch), start=bottom)
-                )
+                parts.append(b.loop("row", y_axis.length - bottom, fill, start=bottom))
         return b.seq(parts)
 
     def _direct_strips(self) -> int:
@@ -186,7 +190,7 @@ class FlatKernel:
     def _rows(
         self, n: Expr, first: Expr, group: Expr, strip: Expr, padded: tirx.Buffer, rows: Phase, columns: Phase
     ) -> tirx.Stmt:
-        """`self.rows` output rows of one phase: into a scratch plane with the pitch, from there through the epilogue."""
+        """`self.rows` output rows of one phase, into a scratch plane and from there through the epilogue."""
         c = self.c
         count = min(self.rows, rows.count)
         pixels = (count - 1) * self.pitch + columns.count
@@ -328,7 +332,7 @@ def _cost(
     taps = sum(p.taps for p in c.rows) * sum(p.taps for p in c.columns) * c.in_channels
     height = max(p.count for p in c.rows)
     pixels = c.width if direct else (rows - 1) * pitch + c.columns[0].count
-    tiles = -(-pixels // step) if not direct else -(-pixels // step)
+    tiles = -(-pixels // step)
     per_tap = max(channels * vectors / 2, (channels + vectors) / 2, 4.0) + 0.5
     scratch = 0.0 if direct else channels * vectors * 2.0
     task = tiles * (taps * per_tap + scratch + 20) + (0 if direct else 60 + 8 * rows * channels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -43,27 +44,17 @@ def _may_inline(stage: Stage, consumers: Sequence[Stage | Opaque]) -> bool:
 
 def _inline_into(consumer: Stage, producer: Stage) -> Stage:
     value = inline_loads(consumer.value, {producer.buffer: lambda at: value_at(producer, at)})
-    return Stage(
-        consumer.name,
-        consumer.spatial,
-        consumer.reduction,
-        consumer.buffer,
-        consumer.indices,
-        value,
-        consumer.init,
-        consumer.annotations,
-    )
+    return dataclasses.replace(consumer, value=value)
 
 
 def _reads_once(consumers: Sequence[Stage | Opaque], buffer: tirx.Buffer) -> bool:
     """Whether inlining would not compute any element twice."""
-    if len(consumers) != 1 or not isinstance(consumers[0], Stage):
+    (consumer, *others) = consumers
+    if others or not isinstance(consumer, Stage):
         return False
-    (consumer,) = consumers
     loads = [load for load in consumer.loads if load.source.same_as(buffer)]
     produced = math.prod(int(s) for s in buffer.shape)
-    points = math.prod(e for _, e in (*consumer.spatial, *consumer.reduction))
-    return len(loads) == 1 and points <= produced
+    return len(loads) == 1 and math.prod(e for _, e in (*consumer.spatial, *consumer.reduction)) <= produced
 
 
 def _is_expensive(value: tirx.Expr) -> bool:
@@ -71,13 +62,45 @@ def _is_expensive(value: tirx.Expr) -> bool:
     return any(f"{name}(" in text for name in _EXPENSIVE)
 
 
-def emit_stage(stage: Stage | Opaque, target: TargetInfo) -> tirx.Stmt:
-    """The loop nest of one stage."""
-    if isinstance(stage, Opaque):
-        return _parallel_nest(stage.statement, target)
-    if stage.reduction:
-        return Reduction(stage, target).emit()
-    return emit_map(stage, target)
+def emit_stages(stages: Sequence[Stage | Opaque], anatomy: Anatomy, target: TargetInfo) -> list[tirx.Stmt]:
+    """The loop nests of the stages, as few of them as inlining leaves."""
+    left = inline_pointwise(stages, anatomy)
+    out: list[tirx.Stmt] = []
+    finished: Stage | None = None
+    for position, stage in enumerate(left):
+        if stage is finished:
+            continue
+        if isinstance(stage, Opaque):
+            out.append(_parallel_nest(stage.statement, target))
+        elif stage.reduction:
+            finished = _finishing(stage, left[position + 1 :], anatomy)
+            out.append(Reduction(stage, finished, target).emit())
+        else:
+            out.append(emit_map(stage, target))
+    return out
+
+
+def _finishing(stage: Stage, later: Sequence[Stage | Opaque], anatomy: Anatomy) -> Stage | None:
+    """The pointwise stage right behind a reduction that alone reads its result, each element where it is made."""
+    readers = [s for s in later if any(r.same_as(stage.buffer) for r in read(s))]
+    if len(readers) != 1 or readers[0] is not later[0] or not anatomy.is_intermediate(stage.buffer):
+        return None
+    (reader,) = readers
+    if not isinstance(reader, Stage) or not reader.is_identity_store:
+        return None
+    if [int(s) for s in reader.buffer.shape] != [int(s) for s in stage.buffer.shape]:
+        return None
+    places = [load.indices for load in reader.loads if load.source.same_as(stage.buffer)]
+    in_place = all(_at_own_axes(indices, reader) for indices in places)
+    return reader if in_place and _at_own_axes(stage.indices, stage) else None
+
+
+def _at_own_axes(indices: Sequence[tirx.Expr], stage: Stage) -> bool:
+    """Whether the indices are the stage's own data-parallel axes, in order."""
+    return len(indices) == len(stage.spatial) and all(
+        i.same_as(v) or (e == 1 and isinstance(i, tirx.IntImm))
+        for i, (v, e) in zip(indices, stage.spatial, strict=True)
+    )
 
 
 def _parallel_nest(nest: tirx.Stmt, target: TargetInfo) -> tirx.Stmt:

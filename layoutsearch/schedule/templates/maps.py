@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from tvm import ir, tirx
 
 from layoutsearch.schedule import builder as b
-from layoutsearch.schedule.anatomy import Stage, inline_loads
+from layoutsearch.schedule.anatomy import Stage
 from layoutsearch.schedule.indexing import Expr
 from layoutsearch.schedule.target import TargetInfo
-from layoutsearch.schedule.templates.strides import Strides, split_blocks, split_domains, strides
+from layoutsearch.schedule.templates.strides import Strides, pinned_axes, split_blocks, split_domains, strides
 
 SMALL = 2048
 """Elements below which a nest is not worth waking the thread pool."""
@@ -33,7 +33,7 @@ def _emit_piece(stage: Stage, target: TargetInfo) -> tirx.Stmt:
     stored = next((i for i, s in enumerate(moves.store) if s == 1 and extents[i] > 1), None)
     if stored is None:
         return _rows(stage, [last], target)
-    pinned = _pinned(stage)
+    pinned = pinned_axes(stage)
     if any(load[stored] not in (0, 1) for load in moves.loads):
         read = _common_axis(moves, extents, stored)
         if read is not None:
@@ -71,17 +71,6 @@ def _merge(moves: Strides, extents: Sequence[int], axis: int, pinned: Sequence[i
             return run
         run.insert(0, following)
         rest.remove(following)
-
-
-def _pinned(stage: Stage) -> list[int]:
-    """Axes that the value uses outside the indices of its loads."""
-    buffers = {load.source for load in stage.loads}
-    bare = inline_loads(stage.value, {buffer: (lambda _, buffer=buffer: _zero(buffer)) for buffer in buffers})
-    return [i for i, (var, _) in enumerate(stage.spatial) if b.uses_any(bare, [var])]
-
-
-def _zero(buffer: tirx.Buffer) -> tirx.Expr:
-    return b.const(0, str(buffer.dtype))
 
 
 def _merged_values(stage: Stage, axes: Sequence[int], flat: Expr) -> dict[ir.Var, Expr]:

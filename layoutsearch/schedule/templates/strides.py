@@ -16,7 +16,7 @@ from layoutsearch.schedule.indexing import Expr
 
 
 def split_domains(stage: Stage) -> list[Stage]:
-    """One stage for every piece of a concatenation: `if_then_else(K <= v, X, Y)` becomes X over v >= K and Y over v < K.
+    """One stage for every piece of a concatenation: `if_then_else(K <= v, X, Y)` is X over v >= K and Y over v < K.
 
     The pieces are plain copies; the condition would otherwise be tested for every element.
     """
@@ -110,7 +110,7 @@ def split_blocks(stage: Stage) -> Stage:
 
 @dataclass(frozen=True)
 class Strides:
-    """Elements each access moves when an axis advances by one.
+    """Elements each access moves when an axis (the data-parallel ones first, then the reduction) advances by one.
 
     Attributes:
         store: By axis, for the stored buffer.
@@ -128,9 +128,9 @@ class Strides:
 
 def strides(stage: Stage) -> Strides | None:
     """The strides of a stage; None where an access is not affine in its axes."""
-    axes = [var for var, _ in stage.spatial]
+    axes = [var for var, _ in (*stage.spatial, *stage.reduction)]
     analyzer = Analyzer()
-    for var, extent in stage.spatial:
+    for var, extent in (*stage.spatial, *stage.reduction):
         analyzer.bind(var, ir.Range(0, extent))
     store = _of_access(list(stage.indices), stage.buffer, axes, analyzer)
     loads = [_of_access(list(load.indices), load.source, axes, analyzer) for load in stage.loads]
@@ -156,3 +156,14 @@ def _of_access(
                     steps[number] += int(moved) * weight
         weight *= extent
     return tuple(steps[i] for i in range(len(axes)))
+
+
+def pinned_axes(stage: Stage) -> list[int]:
+    """Axes (data-parallel, then reduction) that the value uses outside the indices of its loads, as in a condition."""
+    buffers = {load.source for load in stage.loads} | {stage.buffer}
+    bare = inline_loads(stage.value, {buffer: (lambda _, buffer=buffer: _zero(buffer)) for buffer in buffers})
+    return [i for i, (var, _) in enumerate((*stage.spatial, *stage.reduction)) if b.uses_any(bare, [var])]
+
+
+def _zero(buffer: tirx.Buffer) -> tirx.Expr:
+    return b.const(0, str(buffer.dtype))

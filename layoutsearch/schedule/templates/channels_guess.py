@@ -1,0 +1,95 @@
+"""Which schedules of the `channels` template to try, in which order: by the estimated cycles of the inner loops."""
+
+from __future__ import annotations
+
+from layoutsearch.schedule.contraction import Contraction
+from layoutsearch.schedule.target import TargetInfo
+from layoutsearch.schedule.templates.lanes import Lanes
+from layoutsearch.schedule.value import Schedule
+
+
+def schedules(c: Contraction, target: TargetInfo) -> list[Schedule]:
+    """Legal schedules, best guesses first; the first few differ in every decision, so that a short tuning sees them."""
+    fused, lanes = c.fused(), Lanes.of(c, target)
+    has_taps = max(p.taps for p in fused.columns) > 1
+    outer = _outer(fused, lanes, target)
+    other = "rows" if outer == "channels" else "channels"
+    loops = _ranked(fused, lanes, target, _short(fused, lanes))
+    flows: list[tuple[str, str, list[tuple[int, int]]]] = [("taps_outer", outer, loops)]
+    if has_taps and fused.reduce_block > 1:
+        flows.append(("taps_inner", outer, _ranked(fused, lanes, target, True)))
+        if _short(fused, lanes):
+            flows.reverse()
+    flows += [(reduce, other, tiles) for reduce, _, tiles in flows]
+    out: list[Schedule] = []
+    for rank in range(max(len(tiles) for *_, tiles in flows)):
+        for number, (reduce, order, tiles) in enumerate(flows):
+            # The second order of the outer loops follows one rank behind.
+            at = rank - (1 if number >= len(flows) // 2 else 0)
+            if 0 <= at < len(tiles):
+                vectors, tile = tiles[at]
+                out.append(Schedule.make("channels", tile=tile, vectors=vectors, reduce=reduce, outer=order))
+    return out[:24]
+
+
+def _short(c: Contraction, lanes: Lanes) -> bool:
+    """Whether the innermost loop is short enough for LLVM to unroll it whole, which costs registers."""
+    return lanes.mode == "own" or c.reduce_block <= 4
+
+
+def _outer(c: Contraction, lanes: Lanes, target: TargetInfo) -> str:
+    """`rows` outermost where all weights stay in the cache next to the core, else each thread keeps to its channels."""
+    taps = sum(p.taps for p in c.rows) * sum(p.taps for p in c.columns)
+    weights = 4 * c.out_channels * c.in_channels * taps
+    return "rows" if lanes.mode != "own" and weights * 2 <= target.l2_bytes else "channels"
+
+
+def _ranked(c: Contraction, lanes: Lanes, target: TargetInfo, tight: bool) -> list[tuple[int, int]]:
+    """(vectors, tile) pairs by estimated cost, at most three tiles of one number of vectors in the first dozen.
+
+    Args:
+        c: The contraction, fused.
+        lanes: Its vectors.
+        target: The machine.
+        tight: Keep a quarter of the registers free, for bodies that LLVM unrolls and reorders.
+    """
+    columns = max(p.count for p in c.columns)
+    if lanes.mode == "own":
+        # The window of inputs that the taps share takes the other half.
+        registers = target.registers // 2 + 1
+    elif tight:
+        registers = target.registers * 3 // 4
+    else:
+        registers = target.registers - (1 if target.broadcast_operand else 2)
+    ranked: list[tuple[float, int, int]] = []
+    for vectors in (v for v in (1, 2, 3, 4, 6, 8, 12, 16) if v <= max(1, lanes.full)):
+        held = 1 if lanes.mode == "own" else vectors
+        for tile in range(1, min(columns, max(1, (registers - held) // vectors)) + 1):
+            ranked.append((_cost(c, lanes, vectors, tile, target), vectors, tile))
+    ranked.sort()
+    out: list[tuple[int, int]] = []
+    for _, vectors, tile in ranked:
+        if sum(v == vectors for v, _ in out) < 3:
+            out.append((vectors, tile))
+    return out[:12]
+
+
+def _cost(c: Contraction, lanes: Lanes, vectors: int, tile: int, target: TargetInfo) -> float:
+    """Cycles, roughly: multiply-adds at two a cycle against loads at two a cycle and latency; per tile a fixed part."""
+    tiles = lanes.tiles(vectors) * lanes.spaces
+    row_taps = sum(p.taps * p.count for p in c.rows) / max(1, sum(p.count for p in c.rows))
+    cycles = 0.0
+    for phase in c.columns:
+        whole, rest = divmod(phase.count, tile)
+        for size, times in ((tile, whole), (rest, 1 if rest else 0)):
+            if lanes.mode == "own":
+                # The taps of a row share the inputs they have in common.
+                window = (size - 1) * min(phase.in_step, phase.taps) + phase.taps
+                step = max(size * vectors * phase.taps / 2, vectors * (window + phase.taps) / 2, 4.0 * phase.taps) + 2
+            else:
+                step = phase.taps * c.in_channels * (max(size * vectors / 2, (size + vectors) / 2, 4.0) + 0.5)
+            cycles += times * (step * row_taps + size * vectors * 1.5 + 10)
+    rows = sum(p.count for p in c.rows)
+    tasks = tiles * c.batch * rows * (-(-c.columns[0].count // tile) if rows == 1 else 1)
+    imbalance = -(-tasks // target.threads) * target.threads / tasks
+    return cycles * tiles * c.batch * rows * imbalance
