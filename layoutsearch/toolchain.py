@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,15 +62,22 @@ def linker(target: tvm.target.Target) -> Callable[[str, Sequence[str], Sequence[
 
 
 def export(executable: Any, path: str | os.PathLike[str], target: tvm.target.Target) -> None:
-    """Write a compiled module or executable as a shared library.
+    """Write a compiled module or executable as a shared library, replacing an older one atomically.
 
     Raises:
-        ToolchainError: there is no linker, or linking failed.
+        ToolchainError: there is no linker, linking failed, or the file cannot be written.
     """
     target_path = Path(path)
-    target_path.parent.mkdir(parents=True, exist_ok=True)
+    link = linker(target)
     try:
-        executable.export_library(str(target_path), fcompile=linker(target))
+        target_path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".layoutsearch-", dir=target_path.parent) as folder:
+            # The suffix decides the format.
+            made = Path(folder, f"library{target_path.suffix or '.so'}")
+            executable.export_library(str(made), fcompile=link)
+            made.replace(target_path)
+    except OSError as error:
+        raise ToolchainError(f"cannot write {target_path}: {error.strerror}") from None
     except RuntimeError as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise ToolchainError(f"linking {target_path} failed: {lines[-1] if lines else error}") from error

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 
-from layoutsearch.errors import MaterializeError, PlanError
+from layoutsearch.errors import InfeasibleError, LayoutSearchError, MaterializeError, ModelError, PlanError
 from layoutsearch.layout.build import build_graph
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.graph import LayoutGraph
@@ -25,7 +26,11 @@ from layoutsearch.schedule.audit import audit
 from layoutsearch.schedule.dispatch import apply as apply_schedule
 from layoutsearch.schedule.dispatch import default as default_schedule
 from layoutsearch.schedule.target import TargetInfo
-from layoutsearch.schedule.value import Schedule
+from layoutsearch.schedule.value import Schedule, ScheduleError
+
+# A pass is called through C++, which gives back an exception of its own unless it knows the class.
+for _error in (LayoutSearchError, ModelError, PlanError, MaterializeError, InfeasibleError, ScheduleError):
+    tvm_ffi.register_error(_error.__name__, _error)
 
 
 @dataclass(frozen=True)

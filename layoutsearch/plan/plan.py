@@ -199,8 +199,10 @@ class LayoutPlan:
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise PlanError(f"cannot read plan {path}: {error}") from None
+        except OSError as error:
+            raise PlanError(f"cannot read plan {path}: {error.strerror}; `layoutsearch tune` writes one") from None
+        except UnicodeDecodeError:
+            raise PlanError(f"{path} is not a layout plan: it is not text") from None
         try:
             data = json.loads(text)
         except json.JSONDecodeError as error:
@@ -210,10 +212,17 @@ class LayoutPlan:
         return cls.from_json(data, str(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write plan.json, replacing an older one atomically."""
+        """Write plan.json, replacing an older one atomically.
+
+        Raises:
+            PlanError: the file cannot be written; an older one is as it was.
+        """
         target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        except OSError as error:
+            raise PlanError(f"cannot write plan {target}: {error.strerror}; name another folder") from None
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 json.dump(self.to_json(), file, indent=1)
@@ -222,6 +231,8 @@ class LayoutPlan:
                 os.fsync(file.fileno())
             os.chmod(temporary, 0o644)
             os.replace(temporary, target)
-        except BaseException:
+        except BaseException as error:
             Path(temporary).unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise PlanError(f"cannot write plan {target}: {error.strerror}") from None
             raise

@@ -62,7 +62,7 @@ def make_plan(
             chosen[node.workload.key] = draw.choice(node.choices)
         choice = chosen[node.workload.key]
         assignment.update(node.assignment(choice))
-        workloads.update({m: (node.workload.key, node.root) for m in node.members})
+        workloads.update(dict.fromkeys(node.members, (node.workload.key, node.root)))
     schedules: dict[str, Schedule] = {}
     lowered = lower(materialize(canonical, graph, assignment).module, target)
     functions = {g.name_hint: f for g, f in lowered.module.functions_items()}
