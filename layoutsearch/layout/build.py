@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,11 +31,30 @@ def build_graph(module: tvm.IRModule, axes: Mapping[str, str] | None = None) -> 
     return _Reader(module).graph(axes or {})
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Value:
-    """What a Relax variable stands for: tensors, in the order of its (nested) tuple fields."""
+    """What a Relax expression stands for: a tensor, or a tuple of values.
 
-    tensors: tuple[TensorInfo, ...]
+    Attributes:
+        operand: the tensor; None for a tuple and for what is no tensor.
+        fields: the fields of a tuple.
+    """
+
+    operand: Operand | None = None
+    fields: tuple[_Value, ...] = ()
+
+    @property
+    def operands(self) -> list[Operand]:
+        """All tensors, in order."""
+        inner = [o for f in self.fields for o in f.operands]
+        return [self.operand, *inner] if self.operand is not None else inner
+
+    @classmethod
+    def of(cls, tensors: Iterator[Operand], ty: Any) -> _Value:
+        """The value of type `ty` that is made of the next of `tensors`."""
+        if isinstance(ty, relax.TupleType):
+            return cls(None, tuple(cls.of(tensors, f) for f in ty.fields))
+        return cls(next(tensors)) if isinstance(ty, relax.TensorType) else cls()
 
 
 class _Reader:
@@ -51,35 +70,41 @@ class _Reader:
     def graph(self, axes: Mapping[str, str]) -> LayoutGraph:
         inputs: list[TensorInfo] = []
         for param in self.main.params:
-            tensors = _tensors(param.name, param.ty)
-            self.values[param] = _Value(tensors)
-            inputs.extend(tensors)
-        for block in self.main.body.blocks:
-            inside = isinstance(block, relax.DataflowBlock)
+            inputs.extend(self._define(param))
+        # A value that leaves a dataflow block does so in its original layout: only one block takes part.
+        blocks = list(self.main.body.blocks)
+        inside = max(
+            (b for b in blocks if isinstance(b, relax.DataflowBlock)), key=lambda b: len(b.bindings), default=None
+        )
+        for block in blocks:
             for binding in block.bindings:
-                self._bind(binding, inside)
-        outputs = tuple(self._operands(self.main.body.body))
+                self._bind(binding, inside is not None and block.same_as(inside))
+        outputs = tuple(self._value(self.main.body.body).operands)
         return _without_views(_named(LayoutGraph(tuple(inputs), tuple(self.ops), outputs), axes))
+
+    def _define(self, var: relax.Var) -> tuple[TensorInfo, ...]:
+        """Tensors of a variable's own: of a parameter or a result."""
+        tensors = _tensors(var.name, var.ty)
+        self.values[var] = _Value.of((Operand(t.name, t) for t in tensors), var.ty)
+        return tensors
 
     def _bind(self, binding: relax.Binding, inside: bool) -> None:
         var, value = binding.var, binding.value
-        if isinstance(value, relax.Var):
-            self.values[var] = self.values[value]
-        elif isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, relax.Var):
-            fields = self.values[value.tuple_value].tensors
-            self.values[var] = _Value((fields[value.index],))
-        elif isinstance(value, relax.Tuple):
-            self.values[var] = _Value(tuple(o.info for o in self._operands(value)))
+        if isinstance(value, relax.If):
+            raise ModelError(f"main branches at run time ({var.name} is an If); only straight models can be tuned")
+        if isinstance(value, (relax.Var, relax.Tuple, relax.TupleGetItem, tvm.ir.GenericConst)) and not isinstance(
+            binding, relax.MatchCast
+        ):
+            self.values[var] = self._value(value)
         else:
-            results = _tensors(var.name, var.ty)
-            self.values[var] = _Value(results)
-            self.ops.append(self._op(var, value, results, inside))
+            self.ops.append(self._op(var, value, self._define(var), inside))
 
     def _op(self, var: relax.Var, value: relax.Expr, results: tuple[TensorInfo, ...], dataflow: bool) -> OpNode:
         is_call = isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op)
         op = value.op.name if is_call else f"{type(value).__name__.lower()}"
         attrs = _plain_attrs(value) if is_call else {}
-        operands = tuple(o for a in value.args for o in self._operands(a)) if isinstance(value, relax.Call) else ()
+        arguments = value.args if isinstance(value, relax.Call) else [value]
+        operands = tuple(o for a in arguments for o in self._value(a).operands)
         role = kinds.role_of(op)
         node = OpNode(
             name=var.name,
@@ -94,16 +119,16 @@ class _Reader:
         why = "" if role is Role.FROZEN else _why_frozen(node, dataflow)
         return replace(node, role=Role.FROZEN, why_frozen=why) if why else node
 
-    def _operands(self, expr: relax.Expr) -> list[Operand]:
+    def _value(self, expr: relax.Expr) -> _Value:
         if isinstance(expr, relax.Var):
-            return [Operand(t.name, t) for t in self.values[expr].tensors]
+            return self.values[expr]
         if isinstance(expr, relax.Tuple):
-            return [o for f in expr.fields for o in self._operands(f)]
+            return _Value(None, tuple(self._value(f) for f in expr.fields))
         if isinstance(expr, relax.TupleGetItem):
-            return [self._operands(expr.tuple_value)[expr.index]]
+            return self._value(expr.tuple_value).fields[expr.index]
         if isinstance(expr, tvm.ir.GenericConst):
-            return [Operand(None, t) for t in _tensors("", expr.ty)]
-        return []
+            return _Value.of((Operand(None, t) for t in _tensors("", expr.ty)), expr.ty)
+        return _Value()
 
 
 def _tensors(name: str, ty: Any) -> tuple[TensorInfo, ...]:
@@ -156,7 +181,7 @@ def _field_names(attrs: Any) -> list[str]:
 
 def _why_frozen(node: OpNode, dataflow: bool) -> str:
     if not dataflow:
-        return "it is bound outside a dataflow block"
+        return "it is bound outside the main dataflow block"
     tensors = [o.info for o in node.operands] + list(node.results)
     if any(t.shape is None for t in tensors):
         return "a shape is not static"

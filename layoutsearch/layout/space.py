@@ -127,7 +127,9 @@ class SearchSpace:
         for rule in self.rules:
             if rule.matches(op):
                 return rule
-        raise SpaceError(f"{self.source}: no rule matches {op.id} ({op.op}); end the file with a rule whose match is {{}}")
+        raise SpaceError(
+            f"{self.source}: no rule matches {op.id} ({op.op}); end the file with a rule whose match is {{}}"
+        )
 
 
 def load_space(path: str | Path) -> SearchSpace:
