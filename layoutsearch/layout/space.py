@@ -151,9 +151,9 @@ def parse_space(text: str, source: str) -> SearchSpace:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SpaceError(f"{source} is not valid TOML: {error}") from None
-    error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(_SCHEMA).iter_errors(data))
-    if error is not None:
-        raise SpaceError(f"{source}, line {_line_of(text, error)}: {error.message}")
+    wrong = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(_SCHEMA).iter_errors(data))
+    if wrong is not None:
+        raise SpaceError(f"{source}, line {_line_of(text, wrong)}: {wrong.message}")
     rules = []
     for entry in data["rule"]:
         if bool(entry.get("layouts")) == bool(entry.get("pin")):

@@ -102,8 +102,8 @@ def build_program(graph: LayoutGraph, nodes: Sequence[KernelNode], lab: KernelLa
                 continue
             initial = operand.info.initial
             rows = [row[position] or initial for row in wanted]
-            uses = tuple(number(tensor, lay) for lay in rows if lay is not None)
-            by_tensor.setdefault(tensor, []).append(Use(index, uses))
+            asked = tuple(number(tensor, lay) for lay in rows if lay is not None)
+            by_tensor.setdefault(tensor, []).append(Use(index, asked))
     for output in graph.outputs:
         if output.tensor in made and output.info.initial is not None:
             use = Use(None, (number(output.tensor, output.info.initial),))

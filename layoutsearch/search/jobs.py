@@ -5,6 +5,7 @@ Payloads and results are plain data, since they cross a process boundary.
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from functools import lru_cache
@@ -51,6 +52,7 @@ class KernelJob:
         threads: threads the kernel will run on.
         known: schedules (JSON) that need not be built.
         count: at most so many.
+        only: build exactly these schedules again, instead of new ones.
         output: path of the library.
     """
 
@@ -63,6 +65,7 @@ class KernelJob:
     known: tuple[str, ...]
     count: int
     output: str
+    only: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -136,9 +139,14 @@ def build_kernels(job: KernelJob) -> BuiltKernels:
     target = tvm.target.Target(job.target)
     info = TargetInfo.from_target(target, job.threads)
     func = _lowered_kernel(job)
-    fresh = [s for s in dispatch.candidates(func, info) if _key(s) not in set(job.known)]
-    functions, schedules, failed = {}, [], []
-    for schedule in fresh[: job.count]:
+    if job.only:
+        fresh = [Schedule.from_json(json.loads(text)) for text in job.only]
+    else:
+        fresh = [s for s in dispatch.candidates(func, info) if _key(s) not in set(job.known)]
+    functions: dict[str, tirx.PrimFunc] = {}
+    schedules: list[str] = []
+    failed: list[tuple[str, str]] = []
+    for schedule in fresh[: len(job.only) or job.count]:
         try:
             scheduled = dispatch.apply(func, schedule, info)
         except LayoutSearchError as error:
@@ -150,7 +158,7 @@ def build_kernels(job: KernelJob) -> BuiltKernels:
     if functions:
         export(tvm.compile(tvm.IRModule(functions), target), job.output, target)
     args = tuple((tuple(int(s) for s in p.ty.shape), str(p.ty.dtype)) for p in func.params)
-    return BuiltKernels(job.output, tuple(schedules), args, tuple(failed), len(fresh) <= job.count)
+    return BuiltKernels(job.output, tuple(schedules), args, tuple(failed), not job.only and len(fresh) <= job.count)
 
 
 def build_transform(job: TransformJob) -> BuiltKernels:

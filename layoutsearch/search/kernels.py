@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ WHOLE = "*"
 _BATCH = 16
 _REPEAT = 7
 _BUILD_S = 120.0
+_MUCH_BYTES = 2 << 20
 
 
 @dataclass
@@ -48,15 +49,32 @@ class Known:
     reason: str = ""
 
     @property
+    def ranked(self) -> list[tuple[str, float]]:
+        """Schedules that ran with their times, fastest first; see `undisturbed_us`."""
+        ok = [(s, undisturbed_us(m)) for s, m in self.tries.items() if m.ok]
+        return sorted(ok, key=lambda pair: pair[1])
+
+    @property
     def best(self) -> tuple[str, float] | None:
-        """Schedule and median of the fastest try."""
-        ok = [(s, m.median_us) for s, m in self.tries.items() if m.ok]
-        return min(ok, key=lambda pair: pair[1], default=None)
+        """Schedule and time of the fastest try."""
+        return next(iter(self.ranked), None)
 
     @property
     def best_us(self) -> float:
-        """Median of the fastest try; infinite without one."""
+        """Time of the fastest try; infinite without one."""
         return self.best[1] if self.best else float("inf")
+
+
+def undisturbed_us(measurement: Measurement) -> float:
+    """Lower quartile of the samples.
+
+    What disturbs a kernel of a few microseconds (another process on a core, an interrupt) only ever adds time, and a
+    thread that waits for a core adds milliseconds; half of the samples being hit is common on a shared machine.
+    """
+    if not measurement.ok:
+        return float("inf")
+    ordered = sorted(measurement.samples_us)
+    return ordered[(len(ordered) - 1) // 4]
 
 
 @dataclass(frozen=True)
@@ -140,7 +158,34 @@ class KernelLab:
                 return
             jobs = [(r, self._builder.submit(KERNELS, self._kernel_job(r, self._missing(r)), _BUILD_S)) for r in batch]
             for request, future in jobs:
+                if self._budget.over(reserve_s):
+                    _cancel(f for _, f in jobs)
+                    return
                 self._finish_kernel(request, future)
+
+    def refine(self, requests: Sequence[Request], repeat: int, reserve_s: float = 0.0) -> None:
+        """Time the `tries` fastest schedules of each request again, `repeat` samples each.
+
+        The fastest of many noisy measurements is the luckiest as well; the later measurement counts.
+        """
+        todo = [r for r in requests if len(self.of(r.workload, r.choice).ranked) > 0]
+        for batch in _batches(todo):
+            if self._budget.over(reserve_s):
+                return
+            jobs = []
+            for request in batch:
+                only = tuple(s for s, _ in self.of(request.workload, request.choice).ranked[: request.tries])
+                job = replace(self._kernel_job(request, len(only)), only=only)
+                jobs.append((request, self._builder.submit(KERNELS, job, _BUILD_S)))
+            for request, future in jobs:
+                what = f"{request.workload.summary} {_text(request.choice)}"
+                result = self._wait(future)
+                if result.ok:
+                    key, cold = request.workload.key, request.workload.cold
+                    self._record_built(key, _text(request.choice), result, what, cold, repeat)
+                else:
+                    # It was built before; a build that fails now says nothing against the record.
+                    self._reporter.note(f"{what}: {result.status.value}: {result.error}")
 
     def measure_transforms(self, keys: Iterable[TransformKey], reserve_s: float = 0.0) -> None:
         """Measure transforms that are not known yet."""
@@ -150,6 +195,9 @@ class KernelLab:
                 return
             jobs = [(k, self._builder.submit(TRANSFORM, self._transform_job(k), _BUILD_S)) for k in batch]
             for key, future in jobs:
+                if self._budget.over(reserve_s):
+                    _cancel(f for _, f in jobs)
+                    return
                 what = f"{key.workload} {key.candidate}"
                 self._record_built(key.workload, key.candidate, self._wait(future), what, ())
 
@@ -170,7 +218,13 @@ class KernelLab:
         return future.result()
 
     def _record_built(
-        self, workload: str, candidate: str, result: BuildResult, what: str, cold: tuple[int, ...]
+        self,
+        workload: str,
+        candidate: str,
+        result: BuildResult,
+        what: str,
+        cold: tuple[int, ...],
+        repeat: int = _REPEAT,
     ) -> None:
         if not result.ok:
             self._add(workload, candidate, WHOLE, Measurement(result.status, (), result.error, result.wall_s))
@@ -183,19 +237,22 @@ class KernelLab:
         if built.schedules:
             specs = tuple(TensorSpec(shape, dtype) for shape, dtype in built.args)
             calls = [KernelCall(function_name(i), specs, cold) for i in range(len(built.schedules))]
-            measurements = self._device.time_kernels(built.output, calls, repeat=_REPEAT)
+            repeat = min(repeat, _repeat_for(specs, cold, repeat))
+            measurements = self._device.time_kernels(built.output, calls, repeat=repeat)
             for schedule, measurement in zip(built.schedules, measurements, strict=True):
                 if measurement.is_infrastructure:
                     raise DeviceError(f"the device is gone: {measurement.error}")
-                self._add(workload, candidate, schedule, measurement)
+                self._add(workload, candidate, schedule, measurement, repeat)
                 self.measured += 1
             Path(built.output).unlink(missing_ok=True)
         if built.exhausted:
             self._add(workload, candidate, WHOLE, Measurement(Status.INFEASIBLE, (), ""))
         self._reporter.step(what)
 
-    def _add(self, workload: str, candidate: str, schedule: str, measurement: Measurement) -> None:
-        record = KernelRecord(self._context, workload, candidate, schedule, measurement, repeat=_REPEAT)
+    def _add(
+        self, workload: str, candidate: str, schedule: str, measurement: Measurement, repeat: int = _REPEAT
+    ) -> None:
+        record = KernelRecord(self._context, workload, candidate, schedule, measurement, repeat=repeat)
         self._store.add(record)
         self._remember(record)
         if not measurement.ok and measurement.error:
@@ -232,8 +289,20 @@ class KernelLab:
         )  # fmt: skip
 
 
+def _repeat_for(specs: Sequence[TensorSpec], cold: Sequence[int], repeat: int) -> int:
+    """Fewer samples where making the weights cold before each costs tens of milliseconds."""
+    size = sum(specs[i].nbytes for i in cold)
+    return max(3, repeat // 2) if size > _MUCH_BYTES else repeat
+
+
 def _text(choice: Candidate | None) -> str:
     return str(choice) if choice is not None else ""
+
+
+def _cancel(futures: Iterable[Future[BuildResult]]) -> None:
+    """Builds that have not started are not needed any more."""
+    for future in futures:
+        future.cancel()
 
 
 def _batches(items: Sequence[Any]) -> Iterable[Sequence[Any]]:

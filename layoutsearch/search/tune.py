@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,12 @@ from layoutsearch.search.export import PlanContext, Verdict, make_plan, validate
 from layoutsearch.search.jobs import file_stamp
 from layoutsearch.search.kernels import KernelLab, Request, TransformKey
 from layoutsearch.search.problem import NoAssignmentError
-from layoutsearch.search.reporter import Reporter, Silent
+from layoutsearch.search.reporter import NoteKeeper, Reporter, Silent
 from layoutsearch.search.runfile import RunFile
 from layoutsearch.search.solve import solve
 from layoutsearch.search.whole import Built, ModelSource, WholeLab
 from layoutsearch.search.workloads import KernelNode, kernel_nodes
-from layoutsearch.targets import default_threads, has_feature, local_target
+from layoutsearch.targets import as_target, default_threads, has_feature
 from layoutsearch.toolchain import require_toolchain
 
 # Schedules tried of every candidate at first, then of the contenders in further rounds.
@@ -52,6 +52,10 @@ _FIRST_TRIES = 2
 _ROUNDS = (4, 8, 16, 24)
 # A candidate contends while its kernel is within this factor of the workload's fastest.
 _CONTENDER = 1.2
+# At the end so many schedules of each candidate this close are timed again, with so many samples.
+_REFINED = 2
+_REFINE_WITHIN = 1.15
+_REFINE_SAMPLES = 21
 # Workloads that make up this share of the model's time are worth further tries.
 _SHARE = 0.97
 _TRANSFORM_ROUNDS = 12
@@ -72,6 +76,8 @@ class TuneResult:
         interrupted: whether the user stopped it.
         kernels_measured: kernels that were timed in this run (those from records not counted).
         note: one line for people.
+        failures: how many kernels failed in this run, by status.
+        notes: what went wrong on the way, a line each.
     """
 
     plan: LayoutPlan | None
@@ -80,6 +86,8 @@ class TuneResult:
     interrupted: bool
     kernels_measured: int
     note: str
+    failures: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The object that `tune --json` prints."""
@@ -104,6 +112,8 @@ class TuneResult:
             "kernels_measured": self.kernels_measured,
             "interrupted": self.interrupted,
             "note": self.note,
+            "failures": dict(self.failures),
+            "notes": list(self.notes),
         }
 
 
@@ -135,10 +145,11 @@ def run_tune(
 
 class _Run:
     def __init__(self, model: Any, options: TuneOptions, reporter: Reporter, budget: Budget) -> None:
-        self.model, self.options, self.reporter, self.budget = model, options, reporter, budget
+        self.model, self.options, self.budget = model, options, budget
+        self.reporter = NoteKeeper(reporter)
         require_toolchain()
         self.threads = options.threads or default_threads()
-        self.target = _target(options.target)
+        self.target = as_target(options.target)
         if options.trials < 1:
             raise LayoutSearchError(f"--trials {options.trials}: at least one assignment has to be timed")
         if bool(options.rpc) != bool(options.device_key):
@@ -170,7 +181,7 @@ class _Run:
                 Builder(workers=max(1, min(8, default_threads())), preload=("layoutsearch.search.jobs",))
             )
             records = self.options.records or self.out / "records.sqlite"
-            store = stack.enter_context(RecordStore(records))
+            store = stack.enter_context(RecordStore(Path(records)))
             identity = device.identity()
             context = RecordContext(
                 target=json.dumps(target_json(self.target), sort_keys=True),
@@ -200,15 +211,27 @@ class _Run:
             best = self._first_plan()
             reserve = 15.0 + 3.0 * (time.monotonic() - started)
         self._further_rounds(reserve)
+        self._refine(reserve)
         if not self.budget.interrupted:
             best = self._decide() or best
-        seconds = self.budget.elapsed_s
-        if best is None:
-            note = f"stopped before a plan was validated; what was measured is kept in {self.store.path}"
-        else:
-            note = _note(best)
-            self.run_file.finish(self.budget.interrupted)
-        return TuneResult(best, self.path, seconds, self.budget.interrupted, self.lab.measured, note)
+        kept = f"what was measured is kept in {self.store.path}"
+        if best is None and not self.budget.interrupted:
+            why = self.reporter.notes[-1] if self.reporter.notes else "no whole model was built"
+            raise LayoutSearchError(f"no plan could be validated: {why}; {kept}")
+        self.run_file.finish(self.budget.interrupted)
+        return self._result(best, _note(best) if best else f"stopped before a plan was validated; {kept}")
+
+    def _result(self, plan: LayoutPlan | None, note: str) -> TuneResult:
+        return TuneResult(
+            plan,
+            self.path,
+            self.budget.elapsed_s,
+            self.budget.interrupted,
+            self.lab.measured,
+            note,
+            self.lab.failures,
+            tuple(self.reporter.notes),
+        )
 
     def _first_round(self) -> None:
         requests = self._requests(_FIRST_TRIES, everything=True)
@@ -223,34 +246,49 @@ class _Run:
             self.reporter.stage(f"kernels, up to {tries} tries", len(requests))
             self.lab.measure(requests, reserve_s)
 
+    def _refine(self, reserve_s: float) -> None:
+        """Time the fastest schedules of the contenders again, with more samples."""
+        if self.budget.over(reserve_s):
+            return
+        requests = [replace(r, tries=_REFINED) for r in self._contenders(_REFINE_WITHIN, everything=False)]
+        self.reporter.stage("kernels, again", len(requests))
+        self.lab.refine(requests, _REFINE_SAMPLES, reserve_s)
+
     def _requests(self, tries: int, everything: bool) -> list[Request]:
-        """One request per workload and candidate; contenders only unless `everything`. Costly workloads first."""
-        weight: dict[str, int] = {}
-        for node in self.nodes:
-            weight[node.workload.key] = weight.get(node.workload.key, 0) + 1
+        """Contenders that have had fewer than `tries` tries and may have more."""
+        found = []
+        for request in self._contenders(_CONTENDER, everything):
+            known = self.lab.of(request.workload, request.choice)
+            if not known.closed and len(known.tries) < tries:
+                found.append(replace(request, tries=tries))
+        return found
+
+    def _contenders(self, within: float, everything: bool) -> list[Request]:
+        """One request per workload and candidate that is within a factor of the workload's fastest (or all).
+
+        Only workloads that make up nearly all of the model's time, unless `everything`; costly ones first.
+        """
         unique = {node.workload.key: node for node in self.nodes}
-        shares = {
-            key: weight[key] * min(self.lab.of(node.workload, c).best_us for c in node.choices)
-            for key, node in unique.items()
-        }
+        shares = dict.fromkeys(unique, 0.0)
+        for node in self.nodes:
+            shares[node.workload.key] += min(self.lab.of(node.workload, c).best_us for c in node.choices)
         matters = set(unique) if everything else _largest(shares, _SHARE)
         found: list[tuple[float, Request]] = []
-        for key, node in unique.items():
-            if key not in matters:
-                continue
+        for key in matters:
+            node = unique[key]
             times = {choice: self.lab.of(node.workload, choice).best_us for choice in node.choices}
             fastest = min(times.values())
-            for choice in node.choices:
-                known = self.lab.of(node.workload, choice)
-                wanted = not known.closed and len(known.tries) < tries
-                if wanted and (everything or times[choice] <= _CONTENDER * fastest):
-                    importance = fastest * weight[key] if fastest < float("inf") else 0.0
-                    found.append((-importance, Request(node.workload, choice, tries)))
-        return [request for _, request in sorted(found, key=lambda pair: pair[0])]
+            importance = shares[key] if shares[key] < float("inf") else 0.0
+            found += [
+                (-importance, Request(node.workload, choice, 0))
+                for choice in node.choices
+                if everything or times[choice] <= within * fastest
+            ]
+        return [r for _, r in sorted(found, key=lambda pair: (pair[0], pair[1].workload.key))]
 
     def _uniform(self, program: Program) -> list[tuple[str, tuple[int, ...], float]]:
         """Uniform assignments by predicted time: (name, solution, microseconds)."""
-        found = []
+        found: list[tuple[str, tuple[int, ...], float]] = []
         for layout in self.layouts:
             solution = uniform_solution(self.nodes, program.problem, layout)
             if solution is not None:
@@ -367,12 +405,13 @@ class _Run:
         plan = make_plan(self.context, program, (), self.lab)
         built = self.whole.build({"original": plan})
         if not built:
-            raise LayoutSearchError(f"{self.loaded.name} has no layout to choose, and does not build as it is")
+            why = self.reporter.notes[-1]
+            raise LayoutSearchError(f"{self.loaded.name} has no layout to choose, and does not build as it is: {why}")
         plan = validated(plan, Verdict("original", (), (), None, built["original"].max_rel_error, False))
         plan.save(self.path)
         self.run_file.finish(False)
         note = "nothing to choose: the model has no convolution, pooling or resize that is free; the plan is empty"
-        return TuneResult(plan, self.path, self.budget.elapsed_s, False, 0, note)
+        return self._result(plan, note)
 
     def _device(self) -> Any:
         if self.options.rpc:
@@ -419,18 +458,6 @@ def _note(plan: LayoutPlan) -> str:
             f"{len(plan.transforms)} transforms"
         )
     return f"nothing beat {validation['baseline']}; the plan is that baseline"
-
-
-def _target(target: Any) -> tvm.target.Target:
-    if target is None:
-        return local_target()
-    if isinstance(target, tvm.target.Target):
-        return target
-    try:
-        return tvm.target.Target(target)
-    except (ValueError, TypeError, RuntimeError, KeyError) as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        raise LayoutSearchError(f"--target {target!r} is not a TVM target: {lines[-1] if lines else error}") from None
 
 
 def _space(space: Any, target: tvm.target.Target) -> SearchSpace:
