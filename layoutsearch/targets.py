@@ -3,14 +3,48 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 import tvm
+
+from layoutsearch.errors import LayoutSearchError
 
 
 def local_target() -> tvm.target.Target:
     """The LLVM target of this machine's own CPU."""
     cpu = str(tvm.get_global_func("target.llvm_get_system_cpu")())
     return tvm.target.Target({"kind": "llvm", "mcpu": cpu})
+
+
+def as_target(target: tvm.target.Target | str | Mapping[str, Any] | None) -> tvm.target.Target:
+    """A target from what a user gives: None is this machine's CPU.
+
+    Raises:
+        LayoutSearchError: TVM knows no such target, or LLVM no such CPU.
+    """
+    if target is None:
+        return local_target()
+    if isinstance(target, tvm.target.Target):
+        return target
+    try:
+        if isinstance(target, Mapping):
+            target = dict(target)
+            if target.get("kind") == "llvm" and target.get("mcpu"):
+                _check_cpu(target["mcpu"], target.get("mtriple", ""))
+        return tvm.target.Target(target)
+    except (ValueError, TypeError, RuntimeError, KeyError) as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        raise LayoutSearchError(f"--target {target!r} is not a TVM target: {lines[-1] if lines else error}") from None
+
+
+def _check_cpu(cpu: str, triple: str) -> None:
+    """LLVM builds for a generic CPU, with a warning only, where it does not know the name."""
+    machine = tvm.target.Target({"kind": "llvm", **({"mtriple": triple} if triple else {})})
+    known = {str(name) for name in tvm.get_global_func("target.llvm_get_cpu_archlist")(machine)}
+    if cpu not in known:
+        where = f" for {triple}" if triple else ""
+        raise LayoutSearchError(f"--target: LLVM knows no CPU {cpu!r}{where}; leave mcpu away or name one it knows")
 
 
 def default_threads() -> int:

@@ -12,11 +12,11 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from layoutsearch.errors import LayoutSearchError
 
 INTERRUPTED = 130
+PIPED_WIDTH = 100
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -38,16 +38,19 @@ def cli() -> None:
 @click.option("--out", type=click.Path(file_okay=False), help="Folder for plan.json; results/MODEL by default.")
 @click.option("--records", type=click.Path(dir_okay=False), help="Record store; OUT/records.sqlite by default.")
 @click.option("--resume", is_flag=True, help="Continue the run in OUT.")
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--quiet", is_flag=True, help="No progress.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the order of runs and of the bootstrap.")
+@click.option("--quiet", is_flag=True, help="Print warnings and errors only.")
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON object on stdout, and no progress.")
 def tune(model: str, shapes: tuple[str, ...], target: str | None, time_budget: str | None, **rest: Any) -> None:
-    """Find the best layouts for MODEL (ONNX, or a Relax module saved as JSON) and write plan.json."""
+    """Find the best layouts for MODEL and write plan.json.
+
+    MODEL is an ONNX file, or a Relax module saved with tvm.ir.save_json. The best validated plan so far is always on
+    disk. Ctrl-C finishes the measurement in flight and exits with code 130; a second one stops at once.
+    """
     from layoutsearch.cli.options import parse_target
-    from layoutsearch.cli.progress import ProgressReporter
+    from layoutsearch.cli.progress import reporter_for
     from layoutsearch.model.shapes import parse_shapes
     from layoutsearch.search.budget import Budget, parse_duration
-    from layoutsearch.search.reporter import Silent
     from layoutsearch.search.tune import TuneOptions, run_tune
 
     quiet, as_json = rest.pop("quiet"), rest.pop("as_json")
@@ -57,12 +60,10 @@ def tune(model: str, shapes: tuple[str, ...], target: str | None, time_budget: s
     )
     budget = Budget(seconds)
     console = Console(stderr=True)
-    with _interruptible(budget, console):
-        if quiet or as_json:
-            result = run_tune(model, options, Silent(), budget)
-        else:
-            with ProgressReporter(console, budget) as reporter:
-                result = run_tune(model, options, reporter, budget)
+    with _interruptible(budget, console), reporter_for(console, budget, quiet or as_json) as reporter:
+        result = run_tune(model, options, reporter, budget)
+    if (quiet or as_json) and result.notes:
+        click.echo(f"warning: {len(result.notes)} failures while tuning; the last: {result.notes[-1]}", err=True)
     if as_json:
         click.echo(json.dumps(result.to_json()))
     elif not quiet:
@@ -97,18 +98,21 @@ def _interruptible(budget: Any, console: Console) -> Iterator[None]:
 @click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="Shared library to write.")
 @click.option("--target", metavar="TARGET", help="Must be the plan's target; by default it is.")
 def compile_command(model: str, plan_path: str, output: str, target: str | None) -> None:
-    """Compile MODEL with a plan: no search, no measurement."""
-    import tvm
+    """Compile MODEL with a plan: no search, no measurement.
 
+    The library runs with plain TVM: tvm.runtime.load_module and relax.VirtualMachine. Its main takes the inputs of the
+    model in order and returns its outputs in order.
+    """
     from layoutsearch.cli.options import parse_target
     from layoutsearch.plan.compile import compile
     from layoutsearch.plan.plan import LayoutPlan
+    from layoutsearch.targets import as_target
     from layoutsearch.toolchain import require_toolchain
 
     require_toolchain()
     plan = LayoutPlan.load(plan_path)
     wanted = parse_target(target)
-    compile(model, plan, target=tvm.target.Target(wanted) if wanted is not None else None, output=output)
+    compile(model, plan, target=as_target(wanted) if wanted is not None else None, output=output)
     click.echo(f"wrote {output}")
 
 
@@ -119,7 +123,10 @@ def compile_command(model: str, plan_path: str, output: str, target: str | None)
 @click.option("--device-key", metavar="KEY", help="Device key at the tracker.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def check(model: str, plan_path: str, rpc: str | None, device_key: str | None, as_json: bool) -> None:
-    """Verify that a plan does on MODEL what it says: layouts, transforms, outputs."""
+    """Verify that a plan does on MODEL what it says: layouts, transforms, outputs.
+
+    The exit code is 0 if all is as the plan says, 1 if not, 2 if it could not be checked.
+    """
     from layoutsearch.measure.device import Device
     from layoutsearch.plan.plan import LayoutPlan
     from layoutsearch.search.check import check_plan
@@ -149,31 +156,17 @@ def check(model: str, plan_path: str, rpc: str | None, device_key: str | None, a
 @click.option("--all", "everything", is_flag=True, help="Every kernel, not only those with a choice.")
 def explain(plan_path: str, everything: bool) -> None:
     """Show what a plan chose, what it costs, and why."""
+    from layoutsearch.cli.table import explanation_table
     from layoutsearch.plan.explain import explain as explain_plan
     from layoutsearch.plan.plan import LayoutPlan
 
     explanation = explain_plan(LayoutPlan.load(plan_path))
-    table = Table(show_lines=False)
-    for name, justify in (("op", "left"), ("layouts", "left"), ("kernel us", "right"), ("uniform us", "right")):
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    table.add_column("transforms after it")
-    table.add_column("why")
-    for row in explanation.rows:
-        op = row.op
-        if op.choice is None and not everything:
-            continue
-        name = op.id + (f" +{row.fused}" if row.fused else "")
-        table.add_row(
-            name, str(op.choice or ""), _us(op.predicted_us), _us(op.uniform_us), "\n".join(row.transforms), op.why
-        )
-    width = None if sys.stdout.isatty() else 200
-    Console(width=width).print(table)
+    rows = [row for row in explanation.rows if everything or row.op.choice is not None]
+    if rows:
+        width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH
+        Console(width=width).print(explanation_table(rows))
     for line in explanation.summary:
         click.echo(line)
-
-
-def _us(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
 
 
 def main() -> None:
@@ -186,12 +179,16 @@ def main() -> None:
     except click.ClickException as error:
         click.echo(f"layoutsearch: {error.format_message()}", err=True)
         sys.exit(2)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("layoutsearch: stopped", err=True)
-        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        # A file or folder of the user's that no step above has words of its own for.
+        click.echo(f"layoutsearch: {_one_line(error)}", err=True)
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("layoutsearch: stopped", err=True)
+        sys.exit(INTERRUPTED)
 
 
 def _one_line(error: BaseException) -> str:

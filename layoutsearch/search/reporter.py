@@ -35,3 +35,28 @@ class Silent:
 
     def note(self, text: str) -> None:
         """See Reporter."""
+
+
+class NoteKeeper:
+    """Passes everything on to another reporter, and keeps the notes."""
+
+    def __init__(self, inner: Reporter) -> None:
+        self._inner = inner
+        self.notes: list[str] = []
+
+    def stage(self, name: str, total: int) -> None:
+        """See Reporter."""
+        self._inner.stage(name, total)
+
+    def step(self, what: str, count: int = 1) -> None:
+        """See Reporter."""
+        self._inner.step(what, count)
+
+    def best(self, text: str) -> None:
+        """See Reporter."""
+        self._inner.best(text)
+
+    def note(self, text: str) -> None:
+        """See Reporter."""
+        self.notes.append(text)
+        self._inner.note(text)

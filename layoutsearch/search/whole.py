@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from layoutsearch.measure.builder import Builder
+from layoutsearch.measure.builder import Builder, BuildResult
 from layoutsearch.measure.device import Device
 from layoutsearch.measure.results import RunFailed
 from layoutsearch.model.samples import relative_error
@@ -21,7 +22,7 @@ from layoutsearch.search.reporter import Reporter
 MAX_REL_ERROR = 1e-3
 _BUILD_S = 900.0
 _RUN_S = 600.0
-_SAMPLES = 2
+_POLL_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -66,17 +67,23 @@ class WholeLab:
         self._reference: list[tuple[np.ndarray, ...]] | None = None
 
     def build(self, plans: Mapping[str, LayoutPlan]) -> dict[str, Built]:
-        """Build and validate plans; one that fails to build, to run or to be right is left out with a note."""
+        """Build and validate plans; one that fails to build, to run or to be right is left out with a note.
+
+        A user who wants to stop waits for the first plan of a run only.
+        """
         futures = {
             label: self._builder.submit(PLAN, self._source.job(plan, self._output()), _BUILD_S)
             for label, plan in plans.items()
         }
         reference_plan = next(iter(plans.values()), None)
+        first = self._reference is None
         if self._reference is None and reference_plan is not None:
             self._reference = self._references(reference_plan)
         built = {}
         for label, future in futures.items():
-            result = future.result()
+            result = self._wait(future, stoppable=not first)
+            if result is None:
+                return {}
             if not result.ok:
                 self._reporter.note(f"{label}: {result.status.value}: {result.error}")
                 continue
@@ -106,6 +113,13 @@ class WholeLab:
                     break
         longest = max((len(s) for s in samples.values()), default=0)
         return {label: tuple(s) for label, s in samples.items() if len(s) == longest and s}
+
+    def _wait(self, future: Future[BuildResult], stoppable: bool) -> BuildResult | None:
+        """The result of a build; None if the user wants to stop first."""
+        while not (stoppable and self._budget.interrupted):
+            if wait([future], timeout=_POLL_S).done:
+                return future.result()
+        return None
 
     def _references(self, plan: LayoutPlan) -> list[tuple[np.ndarray, ...]]:
         output = self._output()
