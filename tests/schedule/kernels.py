@@ -10,8 +10,34 @@ from tvm import relax, tirx
 
 from layoutsearch.layout.layout import Layout
 from layoutsearch.materialize.legalize import legalize
+from layoutsearch.schedule import BUILD_CONFIG, Schedule, TargetInfo, apply, audit, candidates
+from layoutsearch.schedule.indexing import logical_coordinates, physical_indices
 
 Array = np.ndarray
+HOST = tvm.target.Target({"kind": "llvm", "mcpu": str(tvm.get_global_func("target.llvm_get_system_cpu")())})
+INFO = TargetInfo.from_target(HOST, threads=2)
+
+
+def sample(func: tirx.PrimFunc, seed: int, count: int = 3, target: TargetInfo = INFO) -> list[Schedule]:
+    """The first guess and some others, drawn by the seed."""
+    every = candidates(func, target)
+    drawn = np.random.default_rng(seed).permutation(len(every))[: count - 1]
+    return [every[0], *(every[int(i)] for i in drawn if i)]
+
+
+def scheduled(func: tirx.PrimFunc, schedule: Schedule, target: TargetInfo = INFO) -> tirx.PrimFunc:
+    """The kernel under a schedule, checked to hold no scalar loop nest and to be ready for a Relax module."""
+    out = apply(func, schedule, target)
+    assert audit(out) == []
+    assert out.attrs["tirx.is_scheduled"]
+    assert "global_symbol" not in out.attrs
+    return out
+
+
+def close(got: Array, want: Array, tolerance: float = 2e-6) -> None:
+    """Equal up to `tolerance` of the largest wanted magnitude."""
+    assert got.shape == want.shape
+    assert np.abs(got - want).max() <= tolerance * max(1.0, np.abs(want).max())
 
 
 def to_layout(x: Array, layout: str, primal: str) -> Array:
@@ -40,9 +66,15 @@ def from_layout(x: Array, layout: str, primal: str) -> Array:
 
 
 def fused(
-    build: Callable[..., relax.Expr], *shapes: Sequence[int], dtypes: Sequence[str] | None = None
+    build: Callable[..., relax.Expr],
+    *shapes: Sequence[int],
+    dtypes: Sequence[str] | None = None,
+    outputs: Callable[[relax.BlockBuilder, relax.Var], relax.Expr] | None = None,
 ) -> tirx.PrimFunc:
-    """The one PrimFunc of the group of operators that `build(*params)` makes, legalised and fused."""
+    """The one PrimFunc of the group of operators that `build(*params)` makes, legalised and fused.
+
+    `outputs(builder, value)` may turn the value into a tuple of several.
+    """
     dtypes = dtypes or ["float32"] * len(shapes)
 
     def params(prefix: str) -> list[relax.Var]:
@@ -54,7 +86,8 @@ def fused(
     inner = relax.BlockBuilder()
     with inner.function("main", args := params("p")):
         with inner.dataflow():
-            out = inner.emit_output(inner.normalize(build(*args)))
+            value = inner.emit(build(*args))
+            out = inner.emit_output(outputs(inner, value) if outputs else value)
         inner.emit_func_output(out)
     group = inner.get()["main"].with_attr("Primitive", 1).without_attr("global_symbol")
     outer = relax.BlockBuilder()
@@ -71,10 +104,11 @@ def fused(
 def compile_kernel(func: tirx.PrimFunc, target: tvm.target.Target) -> tvm.runtime.Module:
     """A callable module of one scheduled kernel."""
     mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main").with_attr("s_tir", True)})
-    return tvm.tirx.build(mod, target=target, pipeline="s_tir")
+    with tvm.transform.PassContext(config=BUILD_CONFIG):
+        return tvm.tirx.build(mod, target=target, pipeline="s_tir")
 
 
-def run(func: tirx.PrimFunc, arrays: Sequence[Array], target: tvm.target.Target) -> list[Array]:
+def run(func: tirx.PrimFunc, arrays: Sequence[Array], target: tvm.target.Target = HOST) -> list[Array]:
     """Outputs of a scheduled kernel on `arrays`; they start as NaN, so an element left out shows."""
     outputs = []
     for param in func.params[len(arrays) :]:
@@ -131,3 +165,18 @@ def conv2d_transpose(
                     :, :, :h, :wd
                 ] += part
     return full[:, :, top : full.shape[2] - bottom or None, left : full.shape[3] - right or None]
+
+
+def transform(source: str, target: str, shape: Sequence[int], dtype: str = "float32") -> tirx.PrimFunc:
+    """layout_transform of a logical NCHW `shape` from one layout to another."""
+    stored = Layout(source).physical_shape(shape, "NCHW")
+
+    def index_map(*indices: tirx.Expr) -> list[tirx.Expr]:
+        return physical_indices(Layout(target), logical_coordinates(Layout(source), indices))
+
+    # A lambda of fixed arity, as IndexMap asks for the number of its arguments.
+    maps = {
+        4: lambda a, b, c, d: index_map(a, b, c, d),
+        5: lambda a, b, c, d, e: index_map(a, b, c, d, e),
+    }
+    return fused(lambda x: relax.op.layout_transform(x, maps[len(stored)]), stored, dtypes=[dtype])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tvm import s_tir, tirx
 from tvm.tirx import ForKind
@@ -18,14 +18,17 @@ from layoutsearch.schedule.templates.reductions import Reduction
 _EXPENSIVE = ("exp", "log", "sqrt", "tanh", "sigmoid", "pow", "erf", "sin", "cos", "tan")
 
 
-def inline_pointwise(stages: Sequence[Stage | Opaque], anatomy: Anatomy) -> list[Stage | Opaque]:
-    """Moves cheap data-parallel stages into their consumers; what is left has to be materialised."""
+def inline_pointwise(stages: Sequence[Stage | Opaque], kept: Callable[[tirx.Buffer], bool]) -> list[Stage | Opaque]:
+    """Moves cheap data-parallel stages into their consumers; what is left has to be materialised.
+
+    Stages that write a `kept` buffer, one that something else reads, stay.
+    """
     current = list(stages)
     for position in range(len(stages)):
         # Earlier stages vanish as they are inlined, so the position is found again by what the stage writes.
         buffers = written(stages[position])
         stage = next(s for s in current if written(s)[0].same_as(buffers[0]))
-        if not all(anatomy.is_intermediate(buffer) for buffer in buffers):
+        if any(kept(buffer) for buffer in buffers):
             continue
         consumers = [s for s in current if s is not stage and any(r in buffers for r in read(s))]
         if not consumers:
@@ -64,7 +67,13 @@ def _is_expensive(value: tirx.Expr) -> bool:
 
 def emit_stages(stages: Sequence[Stage | Opaque], anatomy: Anatomy, target: TargetInfo) -> list[tirx.Stmt]:
     """The loop nests of the stages, as few of them as inlining leaves."""
-    left = inline_pointwise(stages, anatomy)
+    given = {id(s) for s in stages}
+    elsewhere = {buffer for s in anatomy.stages if id(s) not in given for buffer in read(s)}
+
+    def kept(buffer: tirx.Buffer) -> bool:
+        return buffer in elsewhere or not anatomy.is_intermediate(buffer)
+
+    left = inline_pointwise(stages, kept)
     out: list[tirx.Stmt] = []
     finished: Stage | None = None
     for position, stage in enumerate(left):
@@ -73,17 +82,17 @@ def emit_stages(stages: Sequence[Stage | Opaque], anatomy: Anatomy, target: Targ
         if isinstance(stage, Opaque):
             out.append(_parallel_nest(stage.statement, target))
         elif stage.reduction:
-            finished = _finishing(stage, left[position + 1 :], anatomy)
+            finished = _finishing(stage, left[position + 1 :], kept)
             out.append(Reduction(stage, finished, target).emit())
         else:
             out.append(emit_map(stage, target))
     return out
 
 
-def _finishing(stage: Stage, later: Sequence[Stage | Opaque], anatomy: Anatomy) -> Stage | None:
+def _finishing(stage: Stage, later: Sequence[Stage | Opaque], kept: Callable[[tirx.Buffer], bool]) -> Stage | None:
     """The pointwise stage right behind a reduction that alone reads its result, each element where it is made."""
     readers = [s for s in later if any(r.same_as(stage.buffer) for r in read(s))]
-    if len(readers) != 1 or readers[0] is not later[0] or not anatomy.is_intermediate(stage.buffer):
+    if len(readers) != 1 or readers[0] is not later[0] or kept(stage.buffer):
         return None
     (reader,) = readers
     if not isinstance(reader, Stage) or not reader.is_identity_store:
