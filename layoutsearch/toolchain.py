@@ -79,8 +79,10 @@ def export(executable: Any, path: str | os.PathLike[str], target: tvm.target.Tar
     except OSError as error:
         raise ToolchainError(f"cannot write {target_path}: {error.strerror}") from None
     except RuntimeError as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        raise ToolchainError(f"linking {target_path} failed: {lines[-1] if lines else error}") from error
+        said = str(error).partition("\nCommand line:")[0].strip().splitlines()
+        raise ToolchainError(
+            f"linking {target_path} failed: {said[-1] if said else 'the linker said nothing'}"
+        ) from error
 
 
 def _is_native(triple: str) -> bool:

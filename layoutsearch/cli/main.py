@@ -13,6 +13,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from layoutsearch.cli.bench import bench
 from layoutsearch.errors import LayoutSearchError
 
 INTERRUPTED = 130
@@ -54,7 +55,7 @@ def tune(model: str, shapes: tuple[str, ...], target: str | None, time_budget: s
     from layoutsearch.search.tune import TuneOptions, run_tune
 
     quiet, as_json = rest.pop("quiet"), rest.pop("as_json")
-    seconds = parse_duration(time_budget) if time_budget else None
+    seconds = None if time_budget is None else parse_duration(time_budget)
     options = TuneOptions(
         shapes=parse_shapes(shapes) or None, target=parse_target(target), time_budget_s=seconds, **rest
     )
@@ -167,6 +168,9 @@ def explain(plan_path: str, everything: bool) -> None:
         Console(width=width).print(explanation_table(rows))
     for line in explanation.summary:
         click.echo(line)
+
+
+cli.add_command(bench)
 
 
 def main() -> None:

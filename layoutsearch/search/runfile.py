@@ -28,7 +28,8 @@ class RunFile:
         """Start a run.
 
         Raises:
-            LayoutSearchError: `resume` was asked for and there is no run, or one of another model, target or device.
+            LayoutSearchError: `resume` was asked for and there is no run, or one of another model, target or device;
+                or the folder cannot be written.
         """
         if resume:
             before = self._read()
@@ -54,7 +55,10 @@ class RunFile:
         return data if isinstance(data, dict) else {}
 
     def _write(self, state: str) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._path.with_suffix(".tmp")
-        temporary.write_text(json.dumps({**self._about, "state": state}, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(self._path)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps({**self._about, "state": state}, indent=1) + "\n", encoding="utf-8")
+            temporary.replace(self._path)
+        except OSError as error:
+            raise LayoutSearchError(f"--out: cannot write {self._path}: {error.strerror}; name another folder") from None

@@ -21,6 +21,7 @@ from layoutsearch.layout.build import build_graph
 from layoutsearch.layout.candidates import enumerate_candidates, uniform_layouts
 from layoutsearch.layout.graph import LayoutGraph
 from layoutsearch.layout.space import SearchSpace, builtin_space, load_space
+from layoutsearch.layout.unmatched import unmatched_rules
 from layoutsearch.measure.builder import Builder
 from layoutsearch.measure.device import Device
 from layoutsearch.measure.records import ModelRecord, RecordContext, RecordStore
@@ -165,6 +166,9 @@ class _Run:
         self.out = Path(self.options.out or Path("results") / self.loaded.name)
         self.path = self.out / _PLAN
         space = _space(self.options.space, self.target)
+        if self.options.space is not None:
+            for line in unmatched_rules(space, self.graph):
+                self.reporter.note(line)
         spaces = enumerate_candidates(self.graph, space)
         self.fingerprint = fingerprint(canonical)
         self.run_file = RunFile(

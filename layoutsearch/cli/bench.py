@@ -1,0 +1,57 @@
+"""`layoutsearch bench`: comparisons, measured here and now."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+
+@click.group()
+def bench() -> None:
+    """Comparisons, measured here and now."""
+
+
+@bench.command()
+@click.argument("model", metavar="MODEL", type=click.Path())
+@click.option("--plan", "plan_path", type=click.Path(), required=True, help="plan.json of this model.")
+@click.option(
+    "--against", default="onnxruntime,tvm", show_default=True, help="Comma-separated: onnxruntime, tvm, other plans."
+)
+@click.option("--threads", type=click.IntRange(1), help="Threads of every runtime; the plan's by default.")
+@click.option("--starts", type=click.IntRange(1), default=3, show_default=True, help="Process starts of each.")
+@click.option("--rounds", type=click.IntRange(2), default=8, show_default=True, help="Blocks in each start.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the order of blocks and of the bootstrap.")
+@click.option("--save", type=click.Path(dir_okay=False), help="Add the result to this JSON-lines file.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def model(model: str, plan_path: str, against: str, save: str | None, as_json: bool, **rest: Any) -> None:
+    """Time a plan against other runtimes.
+
+    Each runs in a process of its own; blocks of runs alternate, and outputs are compared.
+    """
+    from layoutsearch.bench.model import append_table, bench_model
+
+    names = [name.strip() for name in against.split(",") if name.strip()]
+    with Console(stderr=True).status("building") as status:
+        result, data = bench_model(model, plan_path, names, tell=status.update, **rest)
+    if save:
+        command = f"layoutsearch bench model {os.path.basename(model)} --plan plan.json --against {against}"
+        append_table(Path(save), data, command)
+    if as_json:
+        click.echo(json.dumps(data))
+        return
+    table = Table()
+    for heading in ("runtime", "ms", "spread", "plan is faster by", "95 % interval", "error"):
+        table.add_column(heading, justify="left" if heading == "runtime" else "right")
+    for row in result.rows:
+        comparison = result.speedups.get(row.name)
+        ratio = f"{comparison.speedup:.3f}x" if comparison else ""
+        interval = f"{comparison.ci[0]:.3f} to {comparison.ci[1]:.3f}" if comparison else ""
+        table.add_row(row.name, f"{row.ms:.3f}", f"{row.spread:.1%}", ratio, interval, f"{row.max_rel_error:.1e}")
+    Console(width=None if sys.stdout.isatty() else 110).print(table)
