@@ -26,7 +26,7 @@ def build_graph(module: tvm.IRModule, axes: Mapping[str, str] | None = None) -> 
             model whose neighbours name its operands).
 
     Raises:
-        ModelError: `main` is missing or is not in dataflow form.
+        ModelError: `main` is missing, or branches at run time.
     """
     return _Reader(module).graph(axes or {})
 
@@ -273,8 +273,8 @@ def _without_views(graph: LayoutGraph) -> LayoutGraph:
         if op.op == kinds.PERMUTE and op.role is Role.FLEXIBLE and operands[0].tensor is not None:
             views[op.result.name] = Operand(operands[0].tensor, op.result)
         else:
-            role, why = (
-                (Role.FROZEN, "its operand is a constant") if op.op == kinds.PERMUTE else (op.role, op.why_frozen)
-            )
+            role, why = op.role, op.why_frozen
+            if op.op == kinds.PERMUTE and role is Role.FLEXIBLE:
+                role, why = Role.FROZEN, "its operand is a constant"
             ops.append(replace(op, operands=operands, role=role, why_frozen=why))
     return LayoutGraph(graph.inputs, tuple(ops), tuple(behind(o) for o in graph.outputs), views)

@@ -17,8 +17,8 @@ from layoutsearch.layout.layout import Layout
 
 def initial_candidate(op: OpNode) -> Candidate:
     """The operator's original layouts as a candidate."""
-    out = op.result.initial or Layout("A")
-    if op.op in kinds.CONVOLUTIONS:
+    out = (op.result.initial if op.results else None) or Layout("A")
+    if op.op in kinds.CONVOLUTIONS and op.operands[0].info.axes and op.operands[1].info.axes:
         return Candidate(Layout(op.operands[0].info.axes), Layout(op.operands[1].info.axes), out)
     if op.operands and op.operands[0].info.initial is not None and op.role is Role.ANCHOR:
         return Candidate.uniform(op.operands[0].info.initial)
@@ -74,7 +74,7 @@ def why_illegal(op: OpNode, choice: Candidate) -> str | None:
         return f"{op.op} has one layout, not {choice}"
     info = op.operands[0].info if op.op in kinds.REDUCTIONS else op.result
     reason = _why_not(choice.data, info)
-    for check in (_FLEXIBLE_CHECKS.get(op.op), _check_operands):
+    for check in (_CHECKS.get(op.op), _check_operands):
         if reason is None and check is not None:
             reason = check(op, choice.data)
     return reason
@@ -130,6 +130,12 @@ def _check_concat(op: OpNode, layout: Layout) -> str | None:
     return None
 
 
+def _check_resize(op: OpNode, layout: Layout) -> str | None:
+    if layout == op.result.initial or layout.name in ("NCHW", "NHWC", f"NCHW{layout.block('C')}c"):
+        return None
+    return f"TVM cannot resize in {layout}"
+
+
 def _check_split(op: OpNode, layout: Layout) -> str | None:
     for result in op.results:
         reason = _why_not(layout, result)
@@ -177,13 +183,14 @@ def _check_operands(op: OpNode, layout: Layout) -> str | None:
         wanted = _follow(layout, operand.info, op)
         if wanted is not None and len(operand.info.axes) == 4:
             reason = _why_not(wanted, operand.info)
-            if reason is not None and "axes" not in reason:
+            if reason is not None:
                 return reason
     return None
 
 
-_FLEXIBLE_CHECKS: Mapping[str, Callable[[OpNode, Layout], str | None]] = {
+_CHECKS: Mapping[str, Callable[[OpNode, Layout], str | None]] = {
     kinds.CONCAT: _check_concat,
+    kinds.RESIZE: _check_resize,
     kinds.SPLIT: _check_split,
     kinds.PAD: _check_pad,
     kinds.SLICE: _check_slice,

@@ -155,9 +155,9 @@ def parse_space(text: str, source: str) -> SearchSpace:
     if wrong is not None:
         raise SpaceError(f"{source}, line {_line_of(text, wrong)}: {wrong.message}")
     rules = []
-    for entry in data["rule"]:
+    for number, entry in enumerate(data["rule"], 1):
         if bool(entry.get("layouts")) == bool(entry.get("pin")):
-            line = _line(text, rf'name\s*=\s*"{re.escape(entry["name"])}"')
+            line = _line(text, r"^\s*\[\[\s*rule\s*\]\]", count=number)
             raise SpaceError(f"{source}, line {line}: rule {entry['name']!r} needs either layouts or pin")
         rules.append(
             Rule(
@@ -202,19 +202,30 @@ def _shipped() -> tuple[SearchSpace, ...]:
 
 
 def _line_of(text: str, error: jsonschema.ValidationError) -> int:
+    """Line of the key that `error` is about, searched from the start of its rule or table."""
+    path = list(error.absolute_path)
+    start = 1
+    if path[:1] == ["rule"] and len(path) > 1:
+        start = _line(text, r"^\s*\[\[\s*rule\s*\]\]", count=int(path[1]) + 1)
+    elif path:
+        start = _line(text, rf"^\s*\[\s*{re.escape(str(path[0]))}\s*\]")
+    keys = [k for k in path if isinstance(k, str)]
     if error.validator == "additionalProperties":
         known = error.schema.get("properties", {})
-        unknown = next((k for k in error.instance if k not in known), "")
-        return _line(text, rf"\b{re.escape(str(unknown))}\b")
-    keys = [k for k in error.absolute_path if isinstance(k, str)]
-    return _line(text, rf"\b{re.escape(keys[-1])}\b") if keys else 1
+        keys = [str(next(k for k in error.instance if k not in known))]
+    elif error.validator == "required":
+        return start
+    return _line(text, rf"\b{re.escape(keys[-1])}\b", start) if keys else start
 
 
-def _line(text: str, pattern: str) -> int:
+def _line(text: str, pattern: str, start: int = 1, count: int = 1) -> int:
+    """Number of the `count`-th line from `start` on with `pattern` outside a comment; `start` if there is none."""
     for number, line in enumerate(text.splitlines(), 1):
-        if re.search(pattern, line.split("#", 1)[0]):
-            return number
-    return 1
+        if number >= start and re.search(pattern, line.split("#", 1)[0]):
+            count -= 1
+            if count == 0:
+                return number
+    return start
 
 
 def _in_range(value: int, wanted: Any) -> bool:

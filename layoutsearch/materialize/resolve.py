@@ -184,10 +184,9 @@ class _Resolution:
                 array = move_array(ref.expr.value.numpy(), source, target)
                 self.shared[key] = relax.const(array)
             else:
-                name = f"{ref.tensor or 'value'}__{target}"
+                name = f"{ref.tensor}__{target}"
                 self.shared[key] = self.writer.bind(name, move(ref.expr, source, target))
-                shape = [int(s) for s in ref.expr.ty.shape.values]
-                size = int(np.prod(shape)) * np.dtype(str(ref.expr.ty.dtype)).itemsize
+                size = self.graph.tensors[ref.tensor].bytes
                 self.transforms.append(TransformInfo(name, ref.tensor, source, target, size))
         return self.shared[key]
 
