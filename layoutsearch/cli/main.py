@@ -138,8 +138,7 @@ def check(model: str, plan_path: str, rpc: str | None, device_key: str | None, a
     if bool(rpc) != bool(device_key):
         raise LayoutSearchError("--rpc HOST:PORT and --device-key KEY go together; give both or neither")
     source = Device.remote(rpc, device_key, plan.threads) if rpc and device_key else Device.local(plan.threads)
-    with source as device:
-        result = check_plan(model, plan, device)
+    result = check_plan(model, plan, source)
     if as_json:
         click.echo(json.dumps(result.to_json()))
     else:

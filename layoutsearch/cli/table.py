@@ -14,7 +14,7 @@ from layoutsearch.plan.explain import ExplainRow
 def explanation_table(rows: Sequence[ExplainRow]) -> Table:
     """One row a kernel: its root, layouts, time, what the uniform layout would take, transforms after it, and why."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("op", overflow="fold")
+    table.add_column("op", no_wrap=True)
     table.add_column("layouts", no_wrap=True)
     table.add_column("us", justify="right", no_wrap=True)
     table.add_column("uniform us", justify="right")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from layoutsearch.layout.build import build_graph
 from layoutsearch.measure.builder import Builder
 from layoutsearch.measure.device import Device
 from layoutsearch.model.canonicalize import canonicalize
+from layoutsearch.model.load import ModelInput
 from layoutsearch.model.samples import relative_error, sample_inputs
 from layoutsearch.plan.apply import apply_plan, assignment_of, target_of
 from layoutsearch.plan.compile import load_for
@@ -53,9 +56,18 @@ class CheckResult:
 
 
 def check_plan(
-    model: Any, plan: LayoutPlan, device: Device, inputs: Sequence[Sequence[np.ndarray]] | None = None
+    model: str | os.PathLike[str],
+    plan: LayoutPlan,
+    device: AbstractContextManager[Device],
+    inputs: Sequence[Sequence[np.ndarray]] | None = None,
 ) -> CheckResult:
-    """Apply `plan` to `model` (a path), verify every layout, run it and the untouched module on the same inputs.
+    """Apply `plan` to `model`, verify every layout, run it and the untouched module on the same inputs.
+
+    Args:
+        model: path of the model.
+        plan: the plan.
+        device: `Device.local(...)` or `Device.remote(...)`; entered only when there is something to run.
+        inputs: sets of input arrays in the model's order; made up where None.
 
     Raises:
         PlanError: the plan does not belong to the model.
@@ -73,14 +85,21 @@ def check_plan(
         mismatches.append(f"the lowered module has {lowered} transforms, the plan lists {len(plan.transforms)}")
     for kernel, reports in applied.slow_loops.items():
         mismatches.append(f"{kernel}: {reports[0]}")
-    error = _error(model, loaded.inputs, plan, device, inputs or [sample_inputs(loaded.inputs, s) for s in range(2)])
+    with device as opened:
+        error = _error(
+            model, loaded.inputs, plan, opened, inputs or [sample_inputs(loaded.inputs, s) for s in range(2)]
+        )
     if error > MAX_REL_ERROR:
         mismatches.append(f"outputs differ by {error:.2e} of their range, at most {MAX_REL_ERROR:g} is allowed")
     return CheckResult(len(requested), len(requested), lowered, error, tuple(mismatches))
 
 
 def _error(
-    model: Any, model_inputs: Any, plan: LayoutPlan, device: Device, samples: Sequence[Sequence[np.ndarray]]
+    model: str | os.PathLike[str],
+    model_inputs: Sequence[ModelInput],
+    plan: LayoutPlan,
+    device: Device,
+    samples: Sequence[Sequence[np.ndarray]],
 ) -> float:
     path = str(Path(model).resolve())
     shapes = tuple((i.name, tuple(i.shape)) for i in model_inputs)

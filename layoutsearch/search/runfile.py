@@ -61,4 +61,5 @@ class RunFile:
             temporary.write_text(json.dumps({**self._about, "state": state}, indent=1) + "\n", encoding="utf-8")
             temporary.replace(self._path)
         except OSError as error:
-            raise LayoutSearchError(f"--out: cannot write {self._path}: {error.strerror}; name another folder") from None
+            why = f"cannot write {self._path}: {error.strerror}"
+            raise LayoutSearchError(f"--out: {why}; name another folder") from None
