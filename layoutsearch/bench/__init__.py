@@ -1,0 +1,1 @@
+"""Fair comparison of compiled models and other runtimes."""

@@ -1,0 +1,119 @@
+"""`layoutsearch bench model`: a plan against other plans and runtimes, on the same machine in the same run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from layoutsearch.bench.compare import BenchResult, run_comparison
+from layoutsearch.bench.runtimes import RuntimeSpec
+from layoutsearch.errors import LayoutSearchError
+from layoutsearch.measure.builder import Builder
+from layoutsearch.model.samples import sample_inputs
+from layoutsearch.plan.compile import load_for
+from layoutsearch.plan.plan import LayoutPlan
+from layoutsearch.search.jobs import PLAN, REFERENCE, PlanJob, file_stamp
+
+PEERS = ("onnxruntime", "tvm")
+_BUILD_S = 900.0
+
+
+def bench_model(
+    model: str,
+    plan_path: str,
+    against: Sequence[str],
+    *,
+    threads: int | None = None,
+    starts: int = 3,
+    rounds: int = 8,
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda text: None,
+) -> tuple[BenchResult, dict[str, Any]]:
+    """Compare the plan with each of `against`: `onnxruntime`, `tvm` (its default build) or the path of another plan.
+
+    Returns:
+        The result, and a JSON object with times in milliseconds and ratios with intervals.
+
+    Raises:
+        LayoutSearchError: an unknown peer, one that is not installed, or one that does not run the model.
+    """
+    plan = LayoutPlan.load(plan_path)
+    loaded = load_for(model, plan)
+    count = threads or plan.threads
+    inputs = tuple(sample_inputs(loaded.inputs, 0))
+    others = {name: None if name in PEERS else LayoutPlan.load(_plan_file(name)) for name in against}
+    if "onnxruntime" in others and importlib.util.find_spec("onnxruntime") is None:
+        raise LayoutSearchError("ONNX Runtime is not installed; run: pip install 'layoutsearch[bench]'")
+    path = str(Path(model).resolve())
+    shapes = tuple((i.name, tuple(i.shape)) for i in loaded.inputs)
+    with tempfile.TemporaryDirectory(prefix="layoutsearch-") as folder:
+        with Builder(workers=2) as builder:
+            futures = {"plan": builder.submit(PLAN, _job(path, shapes, plan, f"{folder}/plan.so"), _BUILD_S)}
+            for number, (name, other) in enumerate(others.items()):
+                if name != "onnxruntime":
+                    what = REFERENCE if other is None else PLAN
+                    job = _job(path, shapes, other or plan, f"{folder}/other_{number}.so")
+                    futures[name] = builder.submit(what, job, _BUILD_S)
+            built = {name: future.result().get() for name, future in futures.items()}
+        specs = {"plan": RuntimeSpec("tvm", built["plan"], count, inputs)}
+        for name in others:
+            if name == "onnxruntime":
+                fixed = _fixed_onnx(path, dict(shapes), f"{folder}/model.onnx")
+                specs[name] = RuntimeSpec("onnxruntime", fixed, count, inputs)
+            else:
+                specs[name] = RuntimeSpec("tvm", built[name], count, inputs)
+        # The reference for the outputs comes last.
+        ordered = {n: s for n, s in specs.items() if n != "onnxruntime"}
+        ordered.update({n: s for n, s in specs.items() if n == "onnxruntime"})
+        result = run_comparison(ordered, starts=starts, rounds=rounds, seed=seed, tell=tell)
+    return result, _as_json(loaded.name, count, result)
+
+
+def _plan_file(name: str) -> str:
+    if not name.endswith(".json"):
+        raise LayoutSearchError(f"--against {name!r} is neither one of {', '.join(PEERS)} nor a plan (a .json file)")
+    return name
+
+
+def _job(path: str, shapes: Any, plan: LayoutPlan, output: str) -> PlanJob:
+    return PlanJob(path, False, file_stamp(path), shapes, plan.to_json(), output)
+
+
+def _fixed_onnx(path: str, shapes: dict[str, tuple[int, ...]], output: str) -> str:
+    """The ONNX file with its input shapes fixed, so that ONNX Runtime may plan for them as well."""
+    try:
+        model = onnx.load(path)
+    except Exception as error:
+        raise LayoutSearchError(f"{path} is no ONNX file, so ONNX Runtime cannot run it: {error}") from None
+    for value in model.graph.input:
+        for dimension, extent in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
+            dimension.dim_value = extent
+    onnx.save(model, output)
+    return output
+
+
+def _as_json(name: str, threads: int, result: BenchResult) -> dict[str, Any]:
+    data: dict[str, Any] = {"model": name, "threads": threads}
+    for row in result.rows:
+        label = Path(row.name).stem if row.name.endswith(".json") else row.name
+        data[f"{label}_ms"] = round(row.ms, 4)
+        data[f"{label}_spread"] = round(row.spread, 4)
+        data[f"{label}_max_rel_error"] = float(f"{row.max_rel_error:.3g}")
+        comparison = result.speedups.get(row.name)
+        if comparison is not None:
+            data[f"speedup_over_{label}"] = round(comparison.speedup, 4)
+            data[f"speedup_over_{label}_ci"] = [round(x, 4) for x in comparison.ci]
+    return data
+
+
+def append_table(path: Path, data: dict[str, Any], command: str) -> None:
+    """Add a line to a JSON-lines table, with the command that makes it again."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({**data, "command": command}) + "\n")

@@ -1,0 +1,118 @@
+"""One runtime in a process of its own: loads a model, then runs blocks of calls on request.
+
+Idle thread pools spin and steal each other's cores, so runtimes never share a process. Spoken to by pickles over
+stdin and stdout: `("run", seconds)` is answered by the median seconds of a call, `("outputs",)` by the outputs.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class RuntimeSpec:
+    """What a child process runs.
+
+    Attributes:
+        kind: `tvm` (a shared library) or `onnxruntime` (an ONNX file).
+        path: the file.
+        threads: threads of the runtime.
+        inputs: arrays in the model's order.
+    """
+
+    kind: str
+    path: str
+    threads: int
+    inputs: tuple[np.ndarray, ...]
+
+
+Call = Callable[[], Sequence[np.ndarray]]
+
+
+def _tvm(spec: RuntimeSpec) -> Call:
+    import tvm
+    from tvm import relax
+
+    vm = relax.VirtualMachine(tvm.runtime.load_module(spec.path), tvm.cpu())
+    arrays = [tvm.runtime.tensor(a) for a in spec.inputs]
+    main = vm["main"]
+
+    def flat(value: Any) -> list[np.ndarray]:
+        if hasattr(value, "numpy"):
+            return [value.numpy()]
+        return [leaf for item in value for leaf in flat(item)]
+
+    return lambda: flat(main(*arrays))
+
+
+def _onnxruntime(spec: RuntimeSpec) -> Call:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = spec.threads
+    options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(spec.path, options, providers=["CPUExecutionProvider"])
+    fed = {i.name: a for i, a in zip(session.get_inputs(), spec.inputs, strict=True)}
+    return lambda: session.run(None, fed)
+
+
+RUNTIMES: dict[str, Callable[[RuntimeSpec], Call]] = {"tvm": _tvm, "onnxruntime": _onnxruntime}
+
+
+def _block(call: Call, seconds: float) -> float:
+    """Median seconds of a call over about `seconds`, after two that wake the threads.
+
+    A runtime of which one call takes longer than the whole block is called once.
+    """
+
+    def timed() -> float:
+        began = time.perf_counter()
+        call()
+        return time.perf_counter() - began
+
+    first = timed()
+    if first > seconds:
+        return first
+    timed()
+    samples: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(samples) < 3 or (time.perf_counter() < end and len(samples) < 10_000):
+        samples.append(timed())
+    return statistics.median(samples)
+
+
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer until the requests end."""
+    spec: RuntimeSpec = pickle.load(requests)
+    try:
+        call = RUNTIMES[spec.kind](spec)
+        call()
+        answer: Any = ("ready", None)
+    except Exception as error:
+        answer = ("failed", f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:300]}")
+    pickle.dump(answer, answers)
+    answers.flush()
+    while answer[0] != "failed":
+        try:
+            request = pickle.load(requests)
+        except EOFError:
+            return
+        result = _block(call, request[1]) if request[0] == "run" else [np.asarray(o) for o in call()]
+        pickle.dump(("ok", result), answers)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    # Whatever a library prints must not get into the answers.
+    channel = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    serve(sys.stdin.buffer, channel)
