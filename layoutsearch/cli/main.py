@@ -52,7 +52,8 @@ def tune(model: str, shapes: tuple[str, ...], target: str | None, time_budget: s
     from layoutsearch.cli.progress import reporter_for
     from layoutsearch.model.shapes import parse_shapes
     from layoutsearch.search.budget import Budget, parse_duration
-    from layoutsearch.search.tune import TuneOptions, run_tune
+    from layoutsearch.search.options import TuneOptions
+    from layoutsearch.search.tune import run_tune
 
     quiet, as_json = rest.pop("quiet"), rest.pop("as_json")
     seconds = None if time_budget is None else parse_duration(time_budget)

@@ -11,8 +11,9 @@ import numpy as np
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.search.budget import parse_duration
+from layoutsearch.search.options import TuneOptions
 from layoutsearch.search.reporter import Reporter
-from layoutsearch.search.tune import TuneOptions, run_tune
+from layoutsearch.search.tune import run_tune
 
 
 def tune(

@@ -168,13 +168,13 @@ class KernelLab:
 
         The fastest of many noisy measurements is the luckiest as well; the later measurement counts.
         """
-        todo = [r for r in requests if len(self.of(r.workload, r.choice).ranked) > 0]
+        todo = [r for r in requests if self._unrefined(r)]
         for batch in _batches(todo):
             if self._budget.over(reserve_s):
                 return
             jobs = []
             for request in batch:
-                only = tuple(s for s, _ in self.of(request.workload, request.choice).ranked[: request.tries])
+                only = self._unrefined(request)
                 job = replace(self._kernel_job(request, len(only)), only=only)
                 jobs.append((request, self._builder.submit(KERNELS, job, _BUILD_S)))
             for request, future in jobs:
@@ -186,6 +186,12 @@ class KernelLab:
                 else:
                     # It was built before; a build that fails now says nothing against the record.
                     self._reporter.note(f"{what}: {result.status.value}: {result.error}")
+
+    def _unrefined(self, request: Request) -> tuple[str, ...]:
+        """Those of the fastest schedules that have no more samples than a first measurement has."""
+        known = self.of(request.workload, request.choice)
+        fastest = [schedule for schedule, _ in known.ranked[: request.tries]]
+        return tuple(s for s in fastest if len(known.tries[s].samples_us) <= _REPEAT)
 
     def measure_transforms(self, keys: Iterable[TransformKey], reserve_s: float = 0.0) -> None:
         """Measure transforms that are not known yet."""

@@ -17,6 +17,7 @@ from layoutsearch.model.samples import relative_error
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.search.budget import Budget
 from layoutsearch.search.jobs import PLAN, REFERENCE, PlanJob
+from layoutsearch.search.reference import cached_outputs
 from layoutsearch.search.reporter import Reporter
 
 MAX_REL_ERROR = 1e-3
@@ -48,7 +49,10 @@ class Built:
 
 
 class WholeLab:
-    """Builds, validates and times plans. One per run."""
+    """Builds, validates and times plans. One per run.
+
+    `reference` is where the outputs of the untouched module are kept, and their key; see `search.reference`.
+    """
 
     def __init__(
         self,
@@ -56,12 +60,14 @@ class WholeLab:
         builder: Builder,
         source: ModelSource,
         samples: Sequence[Sequence[np.ndarray]],
+        reference: tuple[Path, str],
         folder: Path,
         budget: Budget,
         reporter: Reporter,
     ) -> None:
         self._device, self._builder, self._source = device, builder, source
         self._samples, self._folder = samples, folder
+        self._cache, self._cache_key = reference
         self._budget, self._reporter = budget, reporter
         self._files = itertools.count()
         self._reference: list[tuple[np.ndarray, ...]] | None = None
@@ -78,7 +84,8 @@ class WholeLab:
         reference_plan = next(iter(plans.values()), None)
         first = self._reference is None
         if self._reference is None and reference_plan is not None:
-            self._reference = self._references(reference_plan)
+            plan = reference_plan
+            self._reference = cached_outputs(self._cache, self._cache_key, lambda: self._references(plan))
         built = {}
         for label, future in futures.items():
             result = self._wait(future, stoppable=not first)
