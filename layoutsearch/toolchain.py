@@ -33,10 +33,12 @@ def has_zig() -> bool:
     return importlib.util.find_spec("ziglang") is not None
 
 
-def require_toolchain() -> None:
-    """Raise ToolchainError, with what to install, on a machine that cannot link."""
+def require_toolchain(target: tvm.target.Target | None = None) -> None:
+    """Raise ToolchainError, with what to install, on a machine that cannot link (for `target`, if given)."""
     if find_compiler() is None and not has_zig():
         raise ToolchainError(f"no C compiler found, and TVM links its libraries with one; {HELP}")
+    if target is not None:
+        linker(target)
 
 
 def linker(target: tvm.target.Target) -> Callable[[str, Sequence[str], Sequence[str] | None], None]:

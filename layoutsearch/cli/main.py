@@ -64,8 +64,11 @@ def tune(model: str, shapes: tuple[str, ...], target: str | None, time_budget: s
     console = Console(stderr=True)
     with _interruptible(budget, console), reporter_for(console, budget, quiet or as_json) as reporter:
         result = run_tune(model, options, reporter, budget)
+    if result.failures:
+        counts = ", ".join(f"{status} {count}" for status, count in sorted(result.failures.items()))
+        click.echo(f"warning: kernels that failed: {counts}; see the records", err=True)
     if (quiet or as_json) and result.notes:
-        click.echo(f"warning: {len(result.notes)} failures while tuning; the last: {result.notes[-1]}", err=True)
+        click.echo(f"warning: {len(result.notes)} notes while tuning; the last: {result.notes[-1]}", err=True)
     if as_json:
         click.echo(json.dumps(result.to_json()))
     elif not quiet:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from layoutsearch.errors import DeviceError
+from layoutsearch.errors import DeviceError, ToolchainError
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.graph import TensorInfo
 from layoutsearch.layout.layout import Layout
@@ -233,6 +233,9 @@ class KernelLab:
         repeat: int = _REPEAT,
     ) -> None:
         if not result.ok:
+            if result.error.startswith(ToolchainError.__name__):
+                # No property of the kernel: recorded, it would outlive the missing linker or the full disk.
+                raise ToolchainError(result.error.partition(": ")[2])
             self._add(workload, candidate, WHOLE, Measurement(result.status, (), result.error, result.wall_s))
             self._reporter.note(f"{what}: {result.status.value}: {result.error}")
             self._reporter.step(what)

@@ -61,9 +61,9 @@ class _Run:
     def __init__(self, model: Any, options: TuneOptions, reporter: Reporter, budget: Budget) -> None:
         self.model, self.options, self.budget = model, options, budget
         self.reporter = NoteKeeper(reporter)
-        require_toolchain()
         self.threads = options.threads or default_threads()
         self.target = as_target(options.target)
+        require_toolchain(self.target)
         if options.trials < 1:
             raise LayoutSearchError(f"--trials {options.trials}: at least one assignment has to be timed")
         if bool(options.rpc) != bool(options.device_key):
