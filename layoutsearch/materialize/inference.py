@@ -82,7 +82,7 @@ def _guarded(original: InferLayout) -> InferLayout:
             out = original(call, desired, var_layouts)
             if out is None or not _acceptable(call, out, var_layouts):
                 return None
-        except (tvm.error.TVMError, RuntimeError, ValueError, TypeError, KeyError, IndexError):
+        except (RuntimeError, ValueError, TypeError, KeyError, IndexError):
             # Raised through the FFI by checks inside TVM's own inference: the default policy is always possible.
             return None
         return out

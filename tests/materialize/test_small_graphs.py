@@ -1,4 +1,4 @@
-"""Graphs that layouts stumble over: every candidate of every operator achieved as requested, with outputs that are right.
+"""Graphs that layouts stumble over: every candidate of every operator achieved as requested, outputs right.
 
 Each assignment is checked in NumPy; one of them for each graph, and the uniform ones of some, are built by TVM as well.
 """
