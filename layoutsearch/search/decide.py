@@ -68,11 +68,14 @@ class Decision:
         return self._folder / "plan.json"
 
     def first_plan(self) -> LayoutPlan | None:
-        """A validated uniform plan on disk early, so that a run that is stopped leaves something to use."""
+        """A validated uniform plan on disk early, so that a run that is stopped leaves something to use.
+
+        None if a kernel has not been measured in any layout yet, or if the plan does not build.
+        """
         program = self._program()
         uniforms = self._uniforms(program)
         if not uniforms:
-            raise LayoutSearchError(self._why_none(program))
+            return None
         first = uniforms[0]
         self._reporter.stage("first plan", 2)
         label = f"uniform {first.name}"
@@ -98,13 +101,18 @@ class Decision:
         return plan
 
     def decide(self, trials: int, seed: int) -> LayoutPlan | None:
-        """The winner, validated and saved; None if nothing could be built, or the user stopped the run."""
+        """The winner, validated and saved; None if nothing could be built, or the user stopped the run.
+
+        Raises:
+            LayoutSearchError: a kernel could not be measured in any layout.
+        """
         try:
             program, bound, solutions = self._solve(trials)
-        except NoAssignmentError as error:
-            self._reporter.note(str(error))
-            return None
+        except NoAssignmentError:
+            raise LayoutSearchError(self._why_none(self._program())) from None
         uniforms = self._uniforms(program)
+        if not uniforms:
+            raise LayoutSearchError(self._why_none(program))
         reference = uniforms[0]
         # NCHW is what most users have today, so it is always built as well.
         kept = uniforms[:2] + [u for u in uniforms[2:] if u.name == "NCHW"]
@@ -221,10 +229,8 @@ class Decision:
     def _why_none(self, program: Program) -> str:
         for node, costs in zip(self._nodes, program.problem.nodes, strict=True):
             if min(costs.costs) == float("inf"):
-                known = self._lab.of(node.workload, node.choices[0])
-                failed = next((m for m in known.tries.values() if not m.ok), None)
-                why = (
-                    known.reason or (failed.error if failed else "") or "there was no time; give a longer --time-budget"
-                )
+                known = [self._lab.of(node.workload, choice) for choice in node.choices]
+                reasons = [k.reason for k in known] + [m.error for k in known for m in k.tries.values()]
+                why = next(filter(None, reasons), "there was no time; give a longer --time-budget")
                 return f"no candidate of {node.workload.summary} could be measured: {why}"
         return "no uniform assignment could be measured; give a longer --time-budget"

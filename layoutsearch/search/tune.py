@@ -136,14 +136,11 @@ class _Run:
             return self._nothing_to_choose()
         rounds = KernelRounds(self.nodes, self.lab, self.budget, self.reporter)
         rounds.one_layout(self._first_layout())
-        best: LayoutPlan | None = None
-        reserve = 0.0
-        if not self.budget.interrupted:
-            started = time.monotonic()
-            best = self.decision.first_plan()
-            # Building and timing the finalists takes several times what the first plan took.
-            reserve = _TIMING_S + 3.0 * (time.monotonic() - started)
-        rounds.everything(reserve)
+        best, reserve = self._first_plan()
+        # Where a kernel fails in the first layout there is no plan yet, and nothing to reserve time for.
+        rounds.everything(reserve if best else 0.0)
+        if best is None:
+            best, reserve = self._first_plan()
         rounds.contenders(reserve)
         if not self.budget.interrupted:
             best = self.decision.decide(self.options.trials, self.options.seed) or best
@@ -153,6 +150,15 @@ class _Run:
             raise LayoutSearchError(f"no plan could be validated: {why}; {kept}")
         self.run_file.finish(self.budget.interrupted)
         return self._result(best, _note(best) if best else f"stopped before a plan was validated; {kept}")
+
+    def _first_plan(self) -> tuple[LayoutPlan | None, float]:
+        """A plan on disk, if one can be made of what is measured, and the seconds to keep for the end of the run."""
+        if self.budget.interrupted:
+            return None, 0.0
+        started = time.monotonic()
+        plan = self.decision.first_plan()
+        # Building and timing the finalists takes several times what the first plan took.
+        return plan, _TIMING_S + 3.0 * (time.monotonic() - started)
 
     def _first_layout(self) -> Layout:
         """The packed layout of one vector where the space has it, else its last."""
