@@ -45,8 +45,8 @@ class Phase:
         """Input position read by output number q through a tap."""
         return q * self.in_step + (tap * self.offset_step + self.offset0)
 
-    def kernel(self, tap: Expr) -> Expr:
-        """Kernel position of a tap."""
+    def kernel(self, tap: Expr, q: Expr) -> Expr:
+        """Kernel position of a tap of output number q."""
         return tap * self.kernel_step + self.kernel0
 
     def valid(self, tap: int, extent: int, first: int, count: int) -> tuple[int, int]:
@@ -73,6 +73,42 @@ class Phase:
             low, high = _ceildiv(base - (extent - 1), -step), _ceildiv(base + 1, -step)
         low, high = tirx.max(low, 0), tirx.min(high, self.taps)
         return low, tirx.max(high - low, 0)
+
+
+@dataclass(frozen=True)
+class TransposedRows(Phase):
+    """All rows of a transposed convolution as one phase: which taps reach a row is computed from its number.
+
+    Row q takes kernel positions (q + pad) % stride, + stride, ...; tap j reads input (q + pad) // stride - j.
+    """
+
+    stride: int
+    pad: int
+    extent: int
+
+    @classmethod
+    def of(cls, out: int, kernel: int, stride: int, pad: int) -> TransposedRows:
+        """Rows of an undilated transposed convolution with `kernel` taps."""
+        return cls(0, 1, out, 1, -(-kernel // stride), 0, stride, 0, -1, stride, pad, kernel)
+
+    def input(self, q: Expr, tap: Expr) -> Expr:
+        """Input row read by output row q through a tap."""
+        return (q + self.pad) // self.stride - tap
+
+    def kernel(self, tap: Expr, q: Expr) -> Expr:
+        """Kernel row of a tap of output row q."""
+        return (q + self.pad) % self.stride + tap * self.stride
+
+    def always_inside(self, extent: int) -> bool:
+        """Never taken for granted: rows differ in the number of their taps."""
+        return False
+
+    def tap_range(self, q: Expr, extent: int) -> tuple[Expr, Expr]:
+        """(first tap, number of taps) whose input lies inside the tensor and whose kernel row exists."""
+        center = (q + self.pad) // self.stride
+        low = tirx.max(center - (extent - 1), 0)
+        exists = (self.extent - (q + self.pad) % self.stride + (self.stride - 1)) // self.stride
+        return low, tirx.max(tirx.min(center + 1, exists) - low, 0)
 
 
 def _ceildiv(a: Expr, b: int) -> Expr:
@@ -109,6 +145,7 @@ class Contraction:
         groups: Number of groups; k runs over `out_channels / groups` in each.
         height, width: Extents of the input.
         rows, columns: Phases along the two axes of the output.
+        merged_rows: The rows as a single phase, where one can describe them.
         data: (n, channel, y, x) -> element of the input.
         weight: (n, k, i, ky, kx) -> element of the weights; k over all groups, i within its group. Only the right
             operand of a batched matrix product depends on n.
@@ -132,6 +169,7 @@ class Contraction:
     width: int
     rows: tuple[Phase, ...]
     columns: tuple[Phase, ...]
+    merged_rows: Phase | None
     data: Callable[[Expr, Coordinate, Expr, Expr], tirx.Expr]
     weight: Callable[[Expr, Coordinate, Coordinate, Expr, Expr], tirx.Expr]
     out_indices: Callable[[Expr, Coordinate, Expr, Expr], list[Expr]]
@@ -180,6 +218,7 @@ class Contraction:
             height=1,
             width=pixels,
             rows=(replace(self.rows[0], count=1),),
+            merged_rows=replace(self.rows[0], count=1),
             columns=(replace(self.columns[0], count=pixels),),
             data=lambda n, c, _, x: data(n, c, x // width, x % width),
             out_indices=lambda n, k, _, x: out(n, k, x // width, x % width),
@@ -234,6 +273,10 @@ def _convolution(anatomy: Anatomy, stage: Stage, position: int, attrs: dict[str,
     depthwise = groups > 1 and per_group_in == per_group_out == 1
     lane_blocks = [out_l.block("C"), kernel_l.block("O"), data_l.block("C") if depthwise else 1]
     reduce_blocks = [b for b in (data_l.block("C"), kernel_l.block("I")) if b > 1]
+    rows = make(oh, kh, strides[0], pads[0], dilation[0])
+    merged = rows[0] if len(rows) == 1 else None
+    if transposed and dilation[0] == 1 and len(rows) > 1:
+        merged = TransposedRows.of(oh, kh, strides[0], pads[0])
     return Contraction(
         batch=n,
         out_channels=k,
@@ -241,8 +284,9 @@ def _convolution(anatomy: Anatomy, stage: Stage, position: int, attrs: dict[str,
         groups=groups,
         height=h,
         width=w,
-        rows=tuple(make(oh, kh, strides[0], pads[0], dilation[0])),
+        rows=tuple(rows),
         columns=tuple(make(ow, kw, strides[1], pads[1], dilation[1])),
+        merged_rows=merged,
         data=lambda b, ch, y, x: load(data, *physical_indices(data_l, {"N": b, "C": ch, "H": y, "W": x})).astype(dtype),
         weight=weight,
         out_indices=lambda b, ch, y, x: physical_indices(out_l, {"N": b, "C": ch, "H": y, "W": x}),
@@ -281,6 +325,7 @@ def _matmul(stage: Stage, position: int) -> Contraction:
         width=m,
         rows=(Phase(0, 1, 1, 1, 1, 0, 1, 0, 1),),
         columns=(Phase(0, 1, m, 1, 1, 0, 1, 0, 1),),
+        merged_rows=Phase(0, 1, 1, 1, 1, 0, 1, 0, 1),
         data=lambda b, ch, _, x: load(left, *at(left_load.indices[:-2], b), x, flat(ch)).astype(dtype),
         weight=lambda b, out, i, _, __: load(right, *at(right_load.indices[:-2], b), flat(i), flat(out)).astype(dtype),
         out_indices=lambda b, ch, _, x: [*unravel(b, outer), x, flat(ch)],

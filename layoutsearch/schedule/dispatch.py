@@ -10,7 +10,7 @@ from layoutsearch.schedule import builder as b
 from layoutsearch.schedule.anatomy import Anatomy, Epilogue, Opaque, Stage, epilogue
 from layoutsearch.schedule.contraction import contraction
 from layoutsearch.schedule.target import TargetInfo
-from layoutsearch.schedule.templates import channels, channels_guess, flat, reshape
+from layoutsearch.schedule.templates import channels, channels_guess, flat, flat_guess, reshape
 from layoutsearch.schedule.templates.loops import emit_stages
 from layoutsearch.schedule.value import Schedule, ScheduleError
 from layoutsearch.schedule.vector_math import vectorizable
@@ -30,7 +30,7 @@ def candidates(func: tirx.PrimFunc, target: TargetInfo) -> list[Schedule]:
     c = contraction(Anatomy.of(func))
     if c is None:
         return [LOOPS]
-    return flat.schedules(c, target) if flat.applies(c) else channels_guess.schedules(c, target)
+    return flat_guess.schedules(c, target) if flat.applies(c) else channels_guess.schedules(c, target)
 
 
 def default(func: tirx.PrimFunc, target: TargetInfo) -> Schedule:

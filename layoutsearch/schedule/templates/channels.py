@@ -37,7 +37,8 @@ class ChannelsKernel:
     """Emits one contraction with its epilogue under a `channels` schedule."""
 
     def __init__(self, c: Contraction, epilogue: Epilogue, schedule: Schedule, target: TargetInfo) -> None:
-        self.c = c.fused()
+        self.c = c = c.fused()
+        self.rows: tuple[Phase, ...] = c.rows if c.merged_rows is None else (c.merged_rows,)
         self.epilogue = epilogue
         self.lanes = Lanes.of(c, target)
         self.threads = target.threads
@@ -53,7 +54,7 @@ class ChannelsKernel:
     def emit(self) -> list[tirx.Stmt]:
         """The stages: one loop nest."""
         c, tiles = self.c, self.lanes.tiles(self.vectors)
-        rows = max(p.count for p in c.rows)
+        rows = max(p.count for p in self.rows)
         # With a single row (pointwise, matmul) there are only column tiles to share out between threads.
         strips = self._strips() if rows == 1 and self._uniform() else 1
         channel_tiles = self.lanes.spaces * tiles
@@ -90,9 +91,9 @@ class ChannelsKernel:
         return self.lanes.runs(self.vectors, False, space, tile)
 
     def _rows(self, n: Expr, space: Expr, row: Expr, strip: Expr | None, runs: list[Run]) -> tirx.Stmt:
-        most = max(p.count for p in self.c.rows)
+        most = max(p.count for p in self.rows)
         out = []
-        for rows in self.c.rows:
+        for rows in self.rows:
             for columns in self.c.columns:
                 body = self._columns(Place(n, space, row, rows, columns), strip, runs)
                 out.append(body if rows.count == most else tirx.IfThenElse(row < rows.count, body, None))
@@ -175,7 +176,7 @@ class ChannelsKernel:
 
         def multiply(rc: Expr, ky: Expr, ri: Expr, kx: Expr, span: tuple[int, int]) -> tirx.Stmt:
             y = at.rows.input(at.row, ky)
-            tap_y, tap_x = at.rows.kernel(ky), at.columns.kernel(kx)
+            tap_y, tap_x = at.rows.kernel(ky, at.row), at.columns.kernel(kx, 0)
             i = Split(rc, inner, ri)
 
             def step(run: Run, acc: tirx.Buffer, t: Expr, u: Expr, v: Expr, index: Expr) -> tirx.Stmt:

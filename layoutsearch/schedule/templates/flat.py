@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 from tvm import tirx
 
@@ -63,6 +65,10 @@ class Margin:
         return position * self.step + (part - self.before)
 
 
+Pair: TypeAlias = tuple[Phase, Phase]
+"""A phase of the rows with one of the columns."""
+
+
 def applies(c: Contraction) -> bool:
     """Whether the template fits: columns contiguous in data and output, output channels not."""
     return c.columns_last and not c.channels_last
@@ -92,13 +98,17 @@ class FlatKernel:
         # Vectors and the last strip of rows may run past the end of the last plane.
         self.slack = (self.rows + 1) * self.pitch + (self.vectors + 1) * self.lanes
         self.local_pad = c.depthwise
+        # Nothing to add around the planes and no strip that ends beyond them: they are read where they are.
+        self.bare = all(m.step == 1 and m.before == 0 and m.length == m.extent for m in (self.y, self.x)) and all(
+            p.count % self.rows == 0 for p in self.c.rows
+        )
 
     def emit(self) -> list[tirx.Stmt]:
         """The stages: a padded copy where one is shared, then the contraction."""
         c = self.c
         stages: list[tirx.Stmt] = []
         padded = None
-        if not self.direct and not self.local_pad:
+        if not self.direct and not self.local_pad and not self.bare:
             channels = c.in_channels * c.groups
             padded = tirx.decl_buffer((c.batch * channels * self.plane + self.slack,), str(c.source.dtype), "padded")
 
@@ -175,50 +185,55 @@ class FlatKernel:
         if self.direct:
             return self._direct(n, first, group, strip, strips)
         statements: list[tirx.Stmt] = []
-        if self.local_pad:
+        if self.local_pad and not self.bare:
             padded = b.thread_scratch("padded", self.plane + self.slack, str(self.c.source.dtype))
             statements += [tirx.AllocBuffer(padded), self._pad_plane(padded, 0, n, group * self.c.in_channels)]
-        assert padded is not None
 
         def rows(at: Expr) -> tirx.Stmt:
-            phases = [(y, x) for y in self.c.rows for x in self.c.columns]
-            return b.seq(self._rows(n, first, group, at, padded, y, x) for y, x in phases)
+            return b.seq(self._rows(n, first, group, at, padded, phases) for phases in bundles(self.c))
 
         statements.append(b.loop("strip", strips, rows) if self.local_pad else rows(strip))
         return b.seq(statements)
 
     def _rows(
-        self, n: Expr, first: Expr, group: Expr, strip: Expr, padded: tirx.Buffer, rows: Phase, columns: Phase
+        self, n: Expr, first: Expr, group: Expr, strip: Expr, padded: tirx.Buffer | None, phases: list[Pair]
     ) -> tirx.Stmt:
-        """`self.rows` output rows of one phase, into a scratch plane and from there through the epilogue."""
+        """`self.rows` output rows of phases that read the same input, by way of a scratch plane for each of them."""
         c = self.c
+        rows, columns = phases[0]
         count = min(self.rows, rows.count)
         pixels = (count - 1) * self.pitch + columns.count
         step = self.vectors * self.lanes
-        whole = pixels // step
-        rest = -(-(pixels - whole * step) // self.lanes)
-        size = (whole * self.vectors + rest) * self.lanes
-        scratch = b.thread_scratch("scratch", self.channels * size, c.dtype)
+        whole, rest = divmod(pixels, step)
+        if padded is not None:
+            rest = -(-rest // self.lanes) * self.lanes
+        size = whole * step + rest
+        scratch = b.thread_scratch("scratch", len(phases) * self.channels * size, c.dtype)
         row0 = strip * self.rows
 
-        def tile(start: Expr, vectors: int) -> tirx.Stmt:
+        def tile(start: Expr, width: int) -> tirx.Stmt:
             def save(m: Expr, i: Expr, value: tirx.Expr) -> tirx.Stmt:
                 return b.store(scratch, value, m * size + start + i)
 
             def element(i: Expr, ky: Expr, kx: Expr, pixel: Expr) -> tirx.Expr:
                 (py, dy), (px, dx) = self.y.part(rows, ky), self.x.part(columns, kx)
-                channel = 0 if self.local_pad else n * (c.in_channels * c.groups) + (group * c.in_channels + i)
-                part = py * self.x.step + px
-                plane = channel * self.plane + part * (self.y.length * self.pitch)
+                channel = group * c.in_channels + i
+                if padded is None:
+                    # The plane is contiguous, so a column may count on past the end of its row.
+                    return c.data(n, channel, row0 + dy, start + pixel + dx)
+                channel = 0 if self.local_pad else n * (c.in_channels * c.groups) + channel
+                plane = channel * self.plane + (py * self.x.step + px) * (self.y.length * self.pitch)
                 return b.load(padded, plane + (row0 + dy) * self.pitch + dx + start + pixel).astype(c.dtype)
 
-            return self._accumulate(n, first, vectors * self.lanes, rows, columns, element, save)
+            return self._accumulate(n, first, width, phases, element, save)
 
-        def finish(m: Expr, r: Expr) -> tirx.Stmt:
+        def finish(number: int, m: Expr, r: Expr) -> tirx.Stmt:
+            y_phase, x_phase = phases[number]
+
             def pixel(q: Expr) -> tirx.Stmt:
-                y = (row0 + r) * rows.step + rows.start
-                indices = c.out_indices(n, first + m, y, q * columns.step + columns.start)
-                value = b.load(scratch, m * size + r * self.pitch + q)
+                y = (row0 + r) * y_phase.step + y_phase.start
+                indices = c.out_indices(n, first + m, y, q * x_phase.step + x_phase.start)
+                value = b.load(scratch, (number * self.channels + m) * size + r * self.pitch + q)
                 return b.seq(b.store(o, v, *indices) for o, v in self.epilogue.apply(value, indices))
 
             line = b.vector_run(columns.count, self.lanes, pixel)
@@ -228,16 +243,19 @@ class FlatKernel:
 
         body = [tirx.AllocBuffer(scratch)]
         if whole:
-            body.append(b.loop("run", whole, lambda i: tile(i * step, self.vectors)))
-        if rest:
-            body.append(tile(whole * step, rest))
-        body.append(b.loop("m", self.channels, lambda m: b.loop("r", count, lambda r: finish(m, r))))
+            body.append(b.loop("run", whole, lambda i: tile(i * step, step)))
+        body += [tile(whole * step + start, width) for start, width in _pieces(rest, self.lanes)]
+
+        def channels(number: int) -> tirx.Stmt:
+            return b.loop("m", self.channels, lambda m: b.loop("r", count, partial(finish, number, m)))
+
+        body += [channels(number) for number in range(len(phases))]
         return b.seq(body)
 
     def _direct(self, n: Expr, first: Expr, group: Expr, strip: Expr, strips: int) -> tirx.Stmt:
         """Pointwise: vectors of the input's own pixels, stored through the epilogue; narrower vectors at the end."""
         c, step = self.c, self.vectors * self.lanes
-        (rows,), (columns,) = c.rows, c.columns
+        phases = [(c.rows[0], c.columns[0])]
 
         def piece(start: Expr, width: int) -> tirx.Stmt:
             def element(i: Expr, _: Expr, __: Expr, pixel: Expr) -> tirx.Expr:
@@ -247,33 +265,30 @@ class FlatKernel:
                 indices = c.out_indices(n, first + m, 0, start + i)
                 return b.seq(b.store(o, v, *indices) for o, v in self.epilogue.apply(value, indices))
 
-            return self._accumulate(n, first, width, rows, columns, element, save)
+            return self._accumulate(n, first, width, phases, element, save)
 
         whole, rest = divmod(c.width, step)
         if not rest:
             return piece(strip * step, step)
-        tail, start = [], whole * step
-        while rest:
-            width = rest // self.lanes * self.lanes or 1 << (rest.bit_length() - 1)
-            tail.append(piece(start, width))
-            start, rest = start + width, rest - width
-        if strips == 1:
-            return b.seq(tail)
-        return tirx.IfThenElse(strip < whole, piece(strip * step, step), b.seq(tail))
+        tail = b.seq(piece(whole * step + start, width) for start, width in _pieces(rest, self.lanes))
+        return tail if strips == 1 else tirx.IfThenElse(strip < whole, piece(strip * step, step), tail)
 
     def _accumulate(
         self,
         n: Expr,
         first: Expr,
         width: int,
-        rows: Phase,
-        columns: Phase,
+        phases: list[Pair],
         element: Callable[[Expr, Expr, Expr, Expr], tirx.Expr],
         save: Callable[[Expr, Expr, tirx.Expr], tirx.Stmt],
     ) -> tirx.Stmt:
-        """`channels` by `width` sums in registers: vectors of pixels against broadcast weights."""
+        """Sums in registers, `channels` by `width` for every phase: vectors of pixels against broadcast weights.
+
+        Row m of the sums is output channel m % `channels` of phase m // `channels`; all phases read the same input.
+        """
         c = self.c
-        acc = b.registers("sum", self.channels * width, c.dtype)
+        rows, columns = phases[0]
+        sums = [b.registers("sum", self.channels * width, c.dtype) for _ in phases]
         lanes = min(self.lanes, width)
 
         def each(body: Callable[[Expr, Expr], tirx.Stmt]) -> tirx.Stmt:
@@ -282,62 +297,45 @@ class FlatKernel:
 
             return b.unrolled("m", self.channels, lambda m: b.unrolled("u", width // lanes, lambda u: vector(m, u)))
 
+        def clear(acc: tirx.Buffer, m: Expr, p: Expr) -> tirx.Stmt:
+            return b.store(acc, b.const(0, c.dtype), m * width + p)
+
+        def step(acc: tirx.Buffer, phase: Pair, i: Expr, ky: Expr, kx: Expr, m: Expr, p: Expr) -> tirx.Stmt:
+            weight = c.weight(n, first + m, i, phase[0].kernel(ky, 0), phase[1].kernel(kx, 0))
+            return b.store(acc, b.load(acc, m * width + p) + element(i, ky, kx, p) * weight, m * width + p)
+
         def multiply(i: Expr, ky: Expr, kx: Expr) -> tirx.Stmt:
-            tap_y, tap_x = rows.kernel(ky), columns.kernel(kx)
-
-            def one(m: Expr, p: Expr) -> tirx.Stmt:
-                product = element(i, ky, kx, p) * c.weight(n, first + m, i, tap_y, tap_x)
-                return b.store(acc, b.load(acc, m * width + p) + product, m * width + p)
-
-            return each(one)
+            return b.seq(each(partial(step, acc, phase, i, ky, kx)) for acc, phase in zip(sums, phases, strict=True))
 
         def taps(i: Expr) -> tirx.Stmt:
             return b.loop("ky", rows.taps, lambda ky: b.unrolled("kx", columns.taps, lambda kx: multiply(i, ky, kx)))
 
-        statements = [tirx.AllocBuffer(acc), each(lambda m, p: b.store(acc, b.const(0, c.dtype), m * width + p))]
+        def finish(number: int, acc: tirx.Buffer, m: Expr, p: Expr) -> tirx.Stmt:
+            return save(number * self.channels + m, p, b.load(acc, m * width + p))
+
+        statements = [tirx.AllocBuffer(acc) for acc in sums]
+        statements += [each(partial(clear, acc)) for acc in sums]
         if rows.taps and columns.taps:
             statements.append(b.loop("i", c.in_channels, taps))
-        statements.append(each(lambda m, p: save(m, p, b.load(acc, m * width + p))))
+        statements += [each(partial(finish, number, acc)) for number, acc in enumerate(sums)]
         return b.seq(statements)
 
 
-def schedules(c: Contraction, target: TargetInfo) -> list[Schedule]:
-    """Legal schedules, best guesses first."""
-    fused = c.fused()
-    height = max(p.count for p in fused.rows)
-    pitch = Margin.of(fused.columns, fused.width).length
-    ranked: list[tuple[float, Schedule]] = []
-    for channels in (d for d in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14) if c.out_per_group % d == 0):
-        for vectors in (1, 2, 3, 4, 6, 8):
-            if channels * vectors + vectors + 1 > target.registers:
-                continue
-            for rows in sorted({min(height, r) for r in (1, 2, 4, 7, 8, 14, 16, 28, height)}):
-                schedule = Schedule.make("flat", channels=channels, vectors=vectors, rows=rows)
-                ranked.append((_cost(fused, channels, vectors, rows, pitch, target, c.pointwise), schedule))
-    ranked.sort(key=lambda pair: pair[0])
-    out: list[Schedule] = []
-    for _, schedule in ranked:
-        # At most three row counts of one tile, so that a short tuning sees different tiles.
-        same = [s for s in out if (s["channels"], s["vectors"]) == (schedule["channels"], schedule["vectors"])]
-        if len(same) < 3:
-            out.append(schedule)
-    return out[:24]
+def bundles(c: Contraction) -> list[list[Pair]]:
+    """The phases, those together that read the same input (all of them where the kernel is as large as the stride)."""
+    out: dict[tuple[tuple[int, ...], ...], list[Pair]] = {}
+    for rows in c.rows:
+        for columns in c.columns:
+            key = tuple((p.count, p.in_step, p.taps, p.offset0, p.offset_step) for p in (rows, columns))
+            out.setdefault(key, []).append((rows, columns))
+    return list(out.values())
 
 
-def _cost(
-    c: Contraction, channels: int, vectors: int, rows: int, pitch: int, target: TargetInfo, direct: bool
-) -> float:
-    """Cycles, roughly: multiply-adds and loads at two a cycle, scratch traffic, and the share of dropped pixels."""
-    step = vectors * target.lanes
-    taps = sum(p.taps for p in c.rows) * sum(p.taps for p in c.columns) * c.in_channels
-    height = max(p.count for p in c.rows)
-    pixels = c.width if direct else (rows - 1) * pitch + c.columns[0].count
-    tiles = -(-pixels // step)
-    per_tap = max(channels * vectors / 2, (channels + vectors) / 2, 4.0) + 0.5
-    scratch = 0.0 if direct else channels * vectors * 2.0
-    task = tiles * (taps * per_tap + scratch + 20) + (0 if direct else 60 + 8 * rows * channels)
-    tasks = c.batch * (c.out_channels // channels) * (-(-height // rows) if not direct else 1)
-    shared = tasks * tiles if direct else c.batch * c.out_channels if c.depthwise else tasks
-    imbalance = -(-shared // target.threads) * target.threads / shared
-    spill = 1.0 if direct or channels * pixels * 4 <= target.l1_bytes else 1.1
-    return task * tasks * imbalance * spill
+def _pieces(extent: int, lanes: int) -> list[tuple[int, int]]:
+    """(start, width) of whole vectors together, then ever narrower ones, that cover `extent`."""
+    out, start = [], 0
+    while extent:
+        width = extent // lanes * lanes or 1 << (extent.bit_length() - 1)
+        out.append((start, width))
+        start, extent = start + width, extent - width
+    return out
