@@ -18,7 +18,8 @@ def parse_duration(text: str) -> float:
         LayoutSearchError: anything else, or nothing at all.
     """
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
-    if not parts or "".join(n + u for n, u in parts) != text.strip() or any(not u for _, u in parts[:-1]):
+    units_left_out = len(parts) > 1 and not all(unit for _, unit in parts)
+    if not parts or "".join(n + u for n, u in parts) != text.strip() or units_left_out:
         raise LayoutSearchError(f"--time-budget {text!r} is not a duration; write it like 90s, 10m, 8h or 1h30m")
     seconds = sum(float(n) * _UNITS[u or "s"] for n, u in parts)
     if seconds <= 0:
