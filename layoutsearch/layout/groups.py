@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from layoutsearch.layout import kinds
+from layoutsearch.layout.graph import LayoutGraph, TensorInfo
 
 # Operators whose kernel computes a reduction or a gather, then an elementwise epilogue at the same tile.
 ROOTS = kinds.CONVOLUTIONS | kinds.POOLS | kinds.MATMULS | kinds.REDUCTIONS | kinds.INJECTIVE
@@ -25,7 +26,8 @@ class FusionOp:
         name: bound variable.
         op: Relax operator, or another word for what is not a call of one.
         inputs: variables read, in any order.
-        shape: shape of the result in memory; None for tuples and unknown shapes.
+        shape: shape of the result in memory, or by axis name: equal for results that one layout stores alike. None for
+            tuples and unknown shapes.
         escapes: whether the result is an output of the function.
     """
 
@@ -34,6 +36,34 @@ class FusionOp:
     inputs: tuple[str, ...]
     shape: tuple[int, ...] | None
     escapes: bool
+
+
+def graph_groups(graph: LayoutGraph) -> list[tuple[str, ...]]:
+    """The kernels of a canonical module, as they are in every module that stores a kernel's members in one layout.
+
+    A view hands its operand on under other axes: what follows it reads, and fuses with, what is behind it.
+    """
+    escaping = {o.tensor for o in graph.outputs}
+    made = {t.name: op.name for op in graph.ops for t in op.results}
+    return fusion_groups(
+        [
+            FusionOp(
+                name=op.name,
+                op=op.op,
+                inputs=tuple(made[o.tensor] for o in op.operands if o.tensor in made),
+                shape=_named_shape(op.result) if len(op.results) == 1 else None,
+                escapes=any(t.name in escaping for t in op.results),
+            )
+            for op in graph.ops
+        ]
+    )
+
+
+def _named_shape(info: TensorInfo) -> tuple[int, ...] | None:
+    """Extents in alphabetical order of their axes."""
+    if info.shape is None:
+        return None
+    return tuple(extent for _, extent in sorted(zip(info.axes, info.shape, strict=True)))
 
 
 def fusion_groups(ops: Sequence[FusionOp]) -> list[tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -156,10 +157,13 @@ def _is_scalar_constant(expr: relax.Expr) -> bool:
     return isinstance(expr, tvm.ir.GenericConst) and isinstance(expr.ty, relax.TensorType) and expr.ty.ndim == 0
 
 
-def kernel_function(bindings: Sequence[relax.Binding]) -> tuple[relax.Function, list[relax.Expr]]:
+def kernel_function(
+    bindings: Sequence[relax.Binding], views: frozenset[str] = frozenset()
+) -> tuple[relax.Function, list[relax.Expr]]:
     """A function of everything the bindings read from outside, and the arguments that make it the bindings again.
 
-    Bound variables are `t0`, `t1`, ...; scalar constants stay inside, to be compiled in.
+    Bound variables are `t0`, `t1`, ..., those of `views` `v0`, `v1`, ...; scalar constants stay inside, to be compiled
+    in.
     """
     params: list[relax.Var] = []
     args: list[relax.Expr] = []
@@ -189,10 +193,12 @@ def kernel_function(bindings: Sequence[relax.Binding]) -> tuple[relax.Function, 
         return expr
 
     result: relax.Expr | None = None
+    counts = {"t": itertools.count(), "v": itertools.count()}
     for i, binding in enumerate(bindings):
+        prefix = "v" if binding.var.name in views else "t"
         value = binding.value
         inner = relax.Call(value.op, [outside(a) for a in value.args], value.attrs, value.ty_args)
-        result = writer.bind(f"t{i}", inner, output=i == len(bindings) - 1)
+        result = writer.bind(f"{prefix}{next(counts[prefix])}", inner, output=i == len(bindings) - 1)
         env[binding.var] = result
     writer.end_block(dataflow=True)
     assert result is not None

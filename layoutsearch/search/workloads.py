@@ -11,7 +11,7 @@ import tvm
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.candidates import OpSpace
 from layoutsearch.layout.graph import LayoutGraph, OpNode
-from layoutsearch.layout.groups import FusionOp, fusion_groups
+from layoutsearch.layout.groups import graph_groups
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.rules import why_illegal
 from layoutsearch.materialize.extract import Extractor
@@ -75,7 +75,7 @@ def kernel_nodes(canonical: tvm.IRModule, graph: LayoutGraph, spaces: Mapping[st
     extractor = Extractor(canonical)
     workloads: dict[str, Workload] = {}
     nodes = []
-    for group in _groups(graph):
+    for group in graph_groups(graph):
         ops = [graph.by_name[n] for n in group]
         choices = _choices(ops, spaces)
         parts = [group] if choices else [(n,) for n in group]
@@ -85,23 +85,6 @@ def kernel_nodes(canonical: tvm.IRModule, graph: LayoutGraph, spaces: Mapping[st
             workload = workloads.setdefault(workload.key, workload)
             nodes.append(KernelNode(part, workload, choices if len(parts) == 1 else _choices(members, spaces)))
     return tuple(nodes)
-
-
-def _groups(graph: LayoutGraph) -> list[tuple[str, ...]]:
-    escaping = {o.tensor for o in graph.outputs}
-    made = {t.name: op.name for op in graph.ops for t in op.results}
-    # A view hands its operand on under other axes: the fusion of the converted module sees the operand itself.
-    ops = [
-        FusionOp(
-            name=op.name,
-            op=op.op,
-            inputs=tuple(made[o.tensor] for o in op.operands if o.tensor in made),
-            shape=op.result.shape if len(op.results) == 1 else None,
-            escapes=any(t.name in escaping for t in op.results),
-        )
-        for op in graph.ops
-    ]
-    return fusion_groups(ops)
 
 
 def _choices(ops: list[OpNode], spaces: Mapping[str, OpSpace]) -> tuple[Candidate | None, ...]:
