@@ -116,8 +116,10 @@ class WholeLab:
                 for label, value in taken.items():
                     samples[label].append(value)
                 self._reporter.step("whole models, interleaved")
-                if self._budget.over() and all(len(s) >= 2 for s in samples.values()):
+                if not models.alive or (self._budget.over() and all(len(samples[name]) >= 2 for name in models.alive)):
                     break
+            for label, failure in models.failures.items():
+                self._reporter.note(f"{label}: {failure.status.value}: {failure.message}")
         longest = max((len(s) for s in samples.values()), default=0)
         return {label: tuple(s) for label, s in samples.items() if len(s) == longest and s}
 
