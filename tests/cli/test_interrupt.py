@@ -79,9 +79,7 @@ def _tuning(files: Path, out: Path, *args: object) -> Iterator[Run]:
             run.process.wait()
 
 
-@pytest.mark.parametrize(
-    ("number", "to_group"), [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, False)]
-)
+@pytest.mark.parametrize(("number", "to_group"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_a_signal_writes_and_exits_130(files: Path, tmp_path: Path, number: signal.Signals, to_group: bool) -> None:
     """To the process alone, and to its group as Ctrl-C at a terminal does."""
     with _tuning(files, tmp_path / "out") as run:
