@@ -7,10 +7,13 @@ from collections.abc import Callable
 
 import pytest
 import tvm
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tvm import relax, tirx
 
 from layoutsearch.errors import MaterializeError
 from layoutsearch.layout.build import build_graph
+from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.candidates import nearest
 from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.rules import initial_assignment
@@ -20,7 +23,7 @@ from layoutsearch.materialize.fuse import fuse
 from layoutsearch.materialize.lower import lower
 from layoutsearch.search.workloads import kernel_nodes
 from tests.materialize.cases import TARGET, Case, assert_outputs, run_built
-from tests.models import nets, odd_nets
+from tests.models import nets, odd_nets, random_nets
 from tests.models.inputs import tensor
 from tests.models.interpreter import interpret
 from tests.models.nets import Net, build
@@ -85,6 +88,20 @@ def test_groups_of_the_canonical_module_are_those_of_the_converted_one(model: ob
     assert grouping(converted, set(case.graph.by_name)) == sorted(single)
 
 
+@given(random_nets.nets(), st.randoms(use_true_random=False))
+@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+def test_groups_stay_whatever_is_chosen_for_each(module: tvm.IRModule, rng: random.Random) -> None:
+    """Every kernel in a layout of its own: the transforms between them change no group."""
+    case = Case.of(module)
+    nodes = kernel_nodes(case.module, case.graph, case.spaces)
+    assignment: dict[str, Candidate] = {}
+    for node in nodes:
+        assignment.update(node.assignment(rng.choice(node.choices)))
+    converted = materialize(case.module, case.graph, assignment).module
+    single = [n.members for n in nodes if len(case.graph.by_name[n.root].results) == 1]
+    assert grouping(converted, set(case.graph.by_name)) == sorted(single)
+
+
 def test_equal_kernels_are_one_function() -> None:
     case = Case.of(nets.residual(blocks=3))
     fused = fuse(case.module)
@@ -102,14 +119,12 @@ def test_equal_kernels_are_one_function() -> None:
     assert names == {"main", *(k.function for k in fused.kernels)}
 
 
-def test_fusing_changes_no_value() -> None:
+def test_kernels_are_marked_and_private() -> None:
     case = Case.of(nets.mixed())
     converted = materialize(case.module, case.graph, case.random(random.Random(2))).module
-    fused = fuse(converted).module
-    executable = tvm.compile(lower(converted, TARGET).module, TARGET)
-    assert executable is not None
-    functions = [f for g, f in fused.functions_items() if g.name_hint != "main"]
-    assert all(f.attrs["Primitive"] for f in functions)
+    functions = {g.name_hint: f for g, f in fuse(converted).module.functions_items()}
+    assert functions.pop("main").attrs["global_symbol"] == "main"
+    assert all(f.attrs["Primitive"] == 1 and "global_symbol" not in f.attrs for f in functions.values())
     assert_outputs(run_built(converted, case.inputs), case.wanted)
 
 

@@ -45,6 +45,7 @@ def residual_net() -> Case:
     return Case.of(nets.mixed((2, 16, 6, 10)))
 
 
+@pytest.mark.slow
 @given(st.randoms(use_true_random=False))
 @settings(UNCHECKED, max_examples=300)
 def test_random_assignments_of_a_residual_net(rng: random.Random) -> None:
@@ -52,20 +53,22 @@ def test_random_assignments_of_a_residual_net(rng: random.Random) -> None:
     check(case, case.random(rng))
 
 
+@pytest.mark.slow
 @given(st.randoms(use_true_random=False))
-@settings(UNCHECKED, max_examples=25)
+@settings(UNCHECKED, max_examples=20)
 def test_random_assignments_built_by_tvm(rng: random.Random) -> None:
     case = residual_net()
     check_built(case, check(case, case.random(rng)))
 
 
+@pytest.mark.slow
 @given(random_nets.nets(), st.randoms(use_true_random=False))
-@settings(UNCHECKED, max_examples=60)
+@settings(UNCHECKED, max_examples=45)
 def test_random_nets(module: tvm.IRModule, rng: random.Random) -> None:
     case = Case.of(module)
-    for _ in range(3):
+    for _ in range(2):
         result = check(case, case.random(rng))
-    if rng.random() < 0.25:
+    if rng.random() < 0.2:
         check_built(case, result)
 
 
@@ -99,8 +102,9 @@ def test_anything_that_can_be_asked_for(data: st.DataObject, rng: random.Random)
     assert reason
 
 
+@pytest.mark.slow
 @given(st.data(), st.randoms(use_true_random=False))
-@settings(UNCHECKED, max_examples=40)
+@settings(UNCHECKED, max_examples=20)
 def test_unusual_layouts_that_are_allowed_can_be_built(data: st.DataObject, rng: random.Random) -> None:
     """What the rules let through is not only converted: every kernel lowers, compiles and is right."""
     case = residual_net()

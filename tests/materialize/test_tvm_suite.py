@@ -30,6 +30,7 @@ def suite() -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_convert_layout_of_tvm(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     command = [
