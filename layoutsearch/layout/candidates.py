@@ -74,8 +74,9 @@ def _proposals(op: OpNode, rule: Rule, blocks: Sequence[int], source: str) -> li
 
 
 def _expand(op: OpNode, pattern: str, blocks: Sequence[int], source: str) -> list[tuple[str, Candidate]]:
-    """Every filling of {i}, {o} and {b}; `A->B` reads A and writes B."""
-    data, _, out = pattern.partition("->")
+    """Every filling of {i}, {o} and {b}; `A->B` reads A and writes B, `:K` names the kernel layout."""
+    layouts, _, kernel = pattern.partition(":")
+    data, _, out = layouts.partition("->")
     out = out or data
     inputs, outputs = _channels(op)
     choices = [("b", math.gcd(inputs, outputs)), ("i", inputs), ("o", outputs)]
@@ -88,7 +89,7 @@ def _expand(op: OpNode, pattern: str, blocks: Sequence[int], source: str) -> lis
     found = []
     for d, o in texts:
         try:
-            found.append((f"{d}->{o}", _candidate(op, Layout(d), Layout(o))))
+            found.append((f"{d}->{o}", _candidate(op, Layout(d), Layout(o), kernel)))
         except ValueError as error:
             raise SpaceError(f"{source}: pattern {pattern!r}: {error}") from None
     return found
@@ -117,10 +118,10 @@ def _fitting(channels: int, blocks: Sequence[int], letter: str) -> list[int]:
     return [channels] if letter == "i" and 1 < channels <= MIN_DIVISOR else []
 
 
-def _candidate(op: OpNode, data: Layout, out: Layout) -> Candidate:
+def _candidate(op: OpNode, data: Layout, out: Layout, kernel: str = "") -> Candidate:
     if op.op not in kinds.CONVOLUTIONS:
         return Candidate(data, None, out)
-    return Candidate(data, kernel_layout(op, data, out), out)
+    return Candidate(data, Layout(kernel) if kernel else kernel_layout(op, data, out), out)
 
 
 def kernel_layout(op: OpNode, data: Layout, out: Layout) -> Layout:

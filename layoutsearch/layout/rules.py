@@ -115,9 +115,11 @@ def _why_conv_blocks(op: OpNode, choice: Candidate) -> str | None:
         if i != o or lanes != o or ki * ko != lanes:
             return f"a depthwise convolution has one block for data, kernel and result, not {choice}"
         return None
-    if (ki, ko) != (i, o):
+    # Weights beside unblocked data may be blocked all the same: a vector of output channels is then contiguous.
+    if (i > 1 and ki != i) or (o > 1 and ko != o):
         return f"the kernel's blocks {ki}i{ko}o are not the data's {i} and the result's {o}"
-    if info.groups > 1 and (info.in_channels // info.groups % i or info.out_channels // info.groups % o):
+    inputs, outputs = info.in_channels // info.groups, info.out_channels // info.groups
+    if info.groups > 1 and (inputs % max(i, ki) or outputs % max(o, ko)):
         return f"a block of {choice} crosses the groups"
     return None
 

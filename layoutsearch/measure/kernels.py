@@ -67,9 +67,10 @@ def time_kernels(
 ) -> list[Measurement]:
     """Upload a library once and time each call `repeat` times after `warmup` runs that do not count.
 
-    With `flush`, the cold arguments of each call are out of the caches before each run, as weights are within a model. A call that crashes is tried once more; one that crashes again, hangs beyond `timeout_s` or
-    raises is a typed failure, and the calls after it are still measured. When the device is gone, all calls from
-    there on are infrastructure failures.
+    With `flush`, the cold arguments of each call are out of the caches before each run, as weights are within a model.
+    A call that crashes is tried once more; one that crashes again, hangs beyond `timeout_s` or raises is a typed
+    failure, and the calls after it are still measured. When the device is gone, all calls from there on are
+    infrastructure failures.
     """
     if repeat < 1 or warmup < 1:
         raise ValueError(f"repeat and warmup are at least 1, not {repeat} and {warmup}")

@@ -12,6 +12,7 @@ from layoutsearch.errors import ModelError, PlanError
 from layoutsearch.model.load import LoadedModel, load
 from layoutsearch.plan.apply import Applied, apply_plan, target_of, vm_pipeline
 from layoutsearch.plan.plan import LayoutPlan
+from layoutsearch.schedule import BUILD_CONFIG
 from layoutsearch.toolchain import export
 
 
@@ -77,4 +78,5 @@ def compile(
 
 def build_executable(scheduled: tvm.IRModule, target: tvm.target.Target) -> Any:
     """VM executable of a module whose kernels are scheduled."""
-    return tvm.compile(scheduled, target, relax_pipeline=vm_pipeline(), tir_pipeline="default")
+    with tvm.transform.PassContext(config=BUILD_CONFIG):
+        return tvm.compile(scheduled, target, relax_pipeline=vm_pipeline(), tir_pipeline="default")

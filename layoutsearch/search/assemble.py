@@ -146,5 +146,7 @@ def uniform_solution(nodes: Sequence[KernelNode], problem: LayoutProblem, layout
             found.append(usable[0][0])
             continue
         chosen = nearest(free, layout)
-        found.append(next(i for i, c in usable if c == chosen))
+        # Candidates that differ in the kernel's layout only are equally uniform: the faster one stands for them.
+        same = [i for i, c in usable if c is not None and (c.data, c.out) == (chosen.data, chosen.out)]
+        found.append(min(same, key=lambda i: costs.costs[i]))
     return tuple(found)

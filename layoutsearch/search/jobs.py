@@ -26,7 +26,7 @@ from layoutsearch.materialize.writer import FunctionWriter
 from layoutsearch.model.load import load
 from layoutsearch.plan.compile import build_executable, compile, load_for
 from layoutsearch.plan.plan import LayoutPlan
-from layoutsearch.schedule import dispatch
+from layoutsearch.schedule import BUILD_CONFIG, dispatch
 from layoutsearch.schedule.target import TargetInfo
 from layoutsearch.schedule.value import Schedule
 from layoutsearch.toolchain import export
@@ -156,9 +156,14 @@ def build_kernels(job: KernelJob) -> BuiltKernels:
         functions[name] = scheduled.with_attr("global_symbol", name)
         schedules.append(_key(schedule))
     if functions:
-        export(tvm.compile(tvm.IRModule(functions), target), job.output, target)
+        export(_compiled(functions, target), job.output, target)
     args = tuple((tuple(int(s) for s in p.ty.shape), str(p.ty.dtype)) for p in func.params)
     return BuiltKernels(job.output, tuple(schedules), args, tuple(failed), not job.only and len(fresh) <= job.count)
+
+
+def _compiled(functions: dict[str, tirx.PrimFunc], target: tvm.target.Target) -> Any:
+    with tvm.transform.PassContext(config=BUILD_CONFIG):
+        return tvm.compile(tvm.IRModule(functions), target)
 
 
 def build_transform(job: TransformJob) -> BuiltKernels:
@@ -177,7 +182,7 @@ def build_transform(job: TransformJob) -> BuiltKernels:
     schedule = dispatch.default(func, info)
     name = function_name(0)
     scheduled = dispatch.apply(func, schedule, info).with_attr("global_symbol", name)
-    export(tvm.compile(tvm.IRModule({name: scheduled}), target), job.output, target)
+    export(_compiled({name: scheduled}, target), job.output, target)
     args = tuple((tuple(int(s) for s in p.ty.shape), str(p.ty.dtype)) for p in func.params)
     return BuiltKernels(job.output, (_key(schedule),), args, (), True)
 
