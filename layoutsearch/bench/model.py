@@ -22,6 +22,7 @@ from layoutsearch.search.jobs import PLAN, REFERENCE, PlanJob, file_stamp
 
 PEERS = ("onnxruntime", "tvm")
 _BUILD_S = 900.0
+_SAMPLES = 3
 
 
 def bench_model(
@@ -46,7 +47,7 @@ def bench_model(
     plan = LayoutPlan.load(plan_path)
     loaded = load_for(model, plan)
     count = threads or plan.threads
-    inputs = tuple(sample_inputs(loaded.inputs, 0))
+    samples = tuple(tuple(sample_inputs(loaded.inputs, s)) for s in range(_SAMPLES))
     others = {name: None if name in PEERS else LayoutPlan.load(_plan_file(name)) for name in against}
     if "onnxruntime" in others and importlib.util.find_spec("onnxruntime") is None:
         raise LayoutSearchError("ONNX Runtime is not installed; run: pip install 'layoutsearch[bench]'")
@@ -61,13 +62,13 @@ def bench_model(
                     job = _job(path, shapes, other or plan, f"{folder}/other_{number}.so")
                     futures[name] = builder.submit(what, job, _BUILD_S)
             built = {name: future.result().get() for name, future in futures.items()}
-        specs = {"plan": RuntimeSpec("tvm", built["plan"], count, inputs)}
+        specs = {"plan": RuntimeSpec("tvm", built["plan"], count, samples)}
         for name in others:
             if name == "onnxruntime":
                 fixed = _fixed_onnx(path, dict(shapes), f"{folder}/model.onnx")
-                specs[name] = RuntimeSpec("onnxruntime", fixed, count, inputs)
+                specs[name] = RuntimeSpec("onnxruntime", fixed, count, samples)
             else:
-                specs[name] = RuntimeSpec("tvm", built[name], count, inputs)
+                specs[name] = RuntimeSpec("tvm", built[name], count, samples)
         # The reference for the outputs comes last.
         ordered = {n: s for n, s in specs.items() if n != "onnxruntime"}
         ordered.update({n: s for n, s in specs.items() if n == "onnxruntime"})

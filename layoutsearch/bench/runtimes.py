@@ -1,7 +1,8 @@
 """One runtime in a process of its own: loads a model, then runs blocks of calls on request.
 
 Idle thread pools spin and steal each other's cores, so runtimes never share a process. Spoken to by pickles over
-stdin and stdout: `("run", seconds)` is answered by the median seconds of a call, `("outputs",)` by the outputs.
+stdin and stdout: `("run", seconds)` is answered by the median seconds of a call, `("outputs",)` by the outputs for
+every set of inputs.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ class RuntimeSpec:
         kind: `tvm` (a shared library) or `onnxruntime` (an ONNX file).
         path: the file.
         threads: threads of the runtime.
-        inputs: arrays in the model's order.
+        samples: sets of inputs, each with its arrays in the model's order; the first is the one that is timed.
     """
 
     kind: str
     path: str
     threads: int
-    inputs: tuple[np.ndarray, ...]
+    samples: tuple[tuple[np.ndarray, ...], ...]
 
 
-Call = Callable[[], Sequence[np.ndarray]]
+Call = Callable[[Sequence[Any]], Sequence[np.ndarray]]
+Prepare = Callable[[Sequence[np.ndarray]], Sequence[Any]]
 
 
-def _tvm(spec: RuntimeSpec) -> Call:
+def _tvm(spec: RuntimeSpec) -> tuple[Prepare, Call]:
     import tvm
     from tvm import relax
 
     vm = relax.VirtualMachine(tvm.runtime.load_module(spec.path), tvm.cpu())
-    arrays = [tvm.runtime.tensor(a) for a in spec.inputs]
     main = vm["main"]
 
     def flat(value: Any) -> list[np.ndarray]:
@@ -51,24 +52,24 @@ def _tvm(spec: RuntimeSpec) -> Call:
             return [value.numpy()]
         return [leaf for item in value for leaf in flat(item)]
 
-    return lambda: flat(main(*arrays))
+    return lambda arrays: [tvm.runtime.tensor(a) for a in arrays], lambda arrays: flat(main(*arrays))
 
 
-def _onnxruntime(spec: RuntimeSpec) -> Call:
+def _onnxruntime(spec: RuntimeSpec) -> tuple[Prepare, Call]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = spec.threads
     options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(spec.path, options, providers=["CPUExecutionProvider"])
-    fed = {i.name: a for i, a in zip(session.get_inputs(), spec.inputs, strict=True)}
-    return lambda: session.run(None, fed)
+    names = [i.name for i in session.get_inputs()]
+    return lambda arrays: arrays, lambda arrays: session.run(None, dict(zip(names, arrays, strict=False)))
 
 
-RUNTIMES: dict[str, Callable[[RuntimeSpec], Call]] = {"tvm": _tvm, "onnxruntime": _onnxruntime}
+RUNTIMES: dict[str, Callable[[RuntimeSpec], tuple[Prepare, Call]]] = {"tvm": _tvm, "onnxruntime": _onnxruntime}
 
 
-def _block(call: Call, seconds: float) -> float:
+def _block(call: Callable[[], object], seconds: float) -> float:
     """Median seconds of a call over about `seconds`, after two that wake the threads.
 
     A runtime of which one call takes longer than the whole block is called once.
@@ -94,8 +95,9 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer until the requests end."""
     spec: RuntimeSpec = pickle.load(requests)
     try:
-        call = RUNTIMES[spec.kind](spec)
-        call()
+        prepare, call = RUNTIMES[spec.kind](spec)
+        timed = prepare(spec.samples[0])
+        call(timed)
         answer: Any = ("ready", None)
     except Exception as error:
         answer = ("failed", f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:300]}")
@@ -106,7 +108,10 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
             request = pickle.load(requests)
         except EOFError:
             return
-        result = _block(call, request[1]) if request[0] == "run" else [np.asarray(o) for o in call()]
+        if request[0] == "run":
+            result: Any = _block(lambda: call(timed), request[1])
+        else:
+            result = [[np.asarray(o) for o in call(prepare(sample))] for sample in spec.samples]
         pickle.dump(("ok", result), answers)
         answers.flush()
 

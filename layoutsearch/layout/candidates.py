@@ -87,9 +87,10 @@ def _expand(op: OpNode, pattern: str, blocks: Sequence[int], source: str) -> lis
             fill = _fitting(channels, blocks, letter)
             texts = [(d.replace(mark, str(b)), o.replace(mark, str(b))) for d, o in texts for b in fill]
     found = []
+    named = f":{kernel}" if kernel else ""
     for d, o in texts:
         try:
-            found.append((f"{d}->{o}", _candidate(op, Layout(d), Layout(o), kernel)))
+            found.append((f"{d}->{o}{named}", _candidate(op, Layout(d), Layout(o), kernel)))
         except ValueError as error:
             raise SpaceError(f"{source}: pattern {pattern!r}: {error}") from None
     return found

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from layoutsearch.errors import LayoutSearchError
+from layoutsearch.errors import LayoutSearchError, PlanError
 from layoutsearch.layout.layout import Layout
 from layoutsearch.measure.records import ModelRecord, RecordContext, RecordStore
 from layoutsearch.plan.plan import LayoutPlan
@@ -41,6 +41,11 @@ class Uniform:
     predicted_us: float
 
 
+def _decisions(plan: LayoutPlan) -> list[object]:
+    """What of a plan changes the compiled model."""
+    return [(op.id, op.choice, op.schedule) for op in plan.ops]
+
+
 class Decision:
     """What is done with the measured kernels of a run. `folder` gets plan.json and the uniform plans."""
 
@@ -67,6 +72,16 @@ class Decision:
         """Where the best validated plan lies."""
         return self._folder / "plan.json"
 
+    def incumbent(self) -> LayoutPlan | None:
+        """The plan of an earlier run for the same model, target and device, if one lies there and can still be used."""
+        try:
+            plan = LayoutPlan.load(self.path)
+        except PlanError:
+            return None
+        empty = self._plan_of_nothing()
+        same = all(getattr(plan, part) == getattr(empty, part) for part in ("target", "device", "fingerprint"))
+        return plan if same and plan.ops else None
+
     def first_plan(self) -> LayoutPlan | None:
         """A validated uniform plan on disk early, so that a run that is stopped leaves something to use.
 
@@ -91,8 +106,7 @@ class Decision:
 
     def empty_plan(self) -> LayoutPlan | None:
         """The plan of a model without a layout to choose."""
-        program = build_program(self._context.graph, (), self._lab)
-        plan = make_plan(self._context, program, (), self._lab)
+        plan = self._plan_of_nothing()
         built = self._whole.build({"original": plan})
         if not built:
             return None
@@ -100,8 +114,14 @@ class Decision:
         plan.save(self.path)
         return plan
 
-    def decide(self, trials: int, seed: int) -> LayoutPlan | None:
+    def _plan_of_nothing(self) -> LayoutPlan:
+        program = build_program(self._context.graph, (), self._lab)
+        return make_plan(self._context, program, (), self._lab)
+
+    def decide(self, trials: int, seed: int, incumbent: LayoutPlan | None = None) -> LayoutPlan | None:
         """The winner, validated and saved; None if nothing could be built, or the user stopped the run.
+
+        An `incumbent`, the plan of an earlier run, competes with the assignments.
 
         Raises:
             LayoutSearchError: a kernel could not be measured in any layout.
@@ -120,6 +140,8 @@ class Decision:
         known = {u.solution for u in kept}
         for number, solution in enumerate(s for s in solutions if s not in known):
             plans[f"assignment {number + 1}"] = self._plan(program, solution, reference, bound)
+        if incumbent is not None and all(_decisions(incumbent) != _decisions(plan) for plan in plans.values()):
+            plans["previous plan"] = incumbent
         self._reporter.stage("whole models", len(plans) + _SIEVE_ROUNDS + _FINAL_ROUNDS)
         built = self._whole.build(plans)
         if self._budget.interrupted:

@@ -48,6 +48,8 @@ from layoutsearch.toolchain import require_toolchain
 
 # What timing the finalists takes, in seconds.
 _TIMING_S = 15.0
+# What is kept for the end of a run that found a plan of an earlier run, and so does not know what a build takes.
+_RESERVE_S = 60.0
 
 
 def run_tune(
@@ -135,15 +137,18 @@ class _Run:
         if not self.graph.anchors:
             return self._nothing_to_choose()
         rounds = KernelRounds(self.nodes, self.lab, self.budget, self.reporter)
-        rounds.one_layout(self._first_layout())
-        best, reserve = self._first_plan()
+        incumbent = self.decision.incumbent()
+        best, reserve = incumbent, _RESERVE_S
+        if best is None:
+            rounds.one_layout(self._first_layout())
+            best, reserve = self._first_plan()
         # Where a kernel fails in the first layout there is no plan yet, and nothing to reserve time for.
         rounds.everything(reserve if best else 0.0)
         if best is None:
             best, reserve = self._first_plan()
         rounds.contenders(reserve)
         if not self.budget.interrupted:
-            best = self.decision.decide(self.options.trials, self.options.seed) or best
+            best = self.decision.decide(self.options.trials, self.options.seed, incumbent) or best
         kept = f"what was measured is kept in {self.store.path}"
         if best is None and not self.budget.interrupted:
             why = self.reporter.notes[-1] if self.reporter.notes else "no whole model was built"

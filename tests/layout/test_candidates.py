@@ -73,6 +73,24 @@ def test_mixed_sides() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("out", "groups", "wanted"),
+    [
+        (24, 1, {"NHWC,OHWI8o,NHWC", "NCHW4c,IHWO4i8o,NCHW"}),
+        (12, 1, set()),
+        (24, 2, set()),
+    ],
+)
+def test_kernels_that_a_pattern_names(out: int, groups: int, wanted: set[str]) -> None:
+    """Weights may be blocked beside unblocked data, where their block divides and crosses no group."""
+    graph = graph_of(16, lambda n, x: n.conv(x, out, groups=groups))
+    conv = first(graph, "nn.conv2d")
+    patterns = '["NCHW", "NHWC:OHWI8o", "NCHW4c->NCHW:IHWO4i8o"]'
+    assert candidates_of(graph, conv, everywhere(patterns)) == {"NCHW,OIHW,NCHW"} | wanted
+    refused = dict(enumerate_candidates(graph, everywhere(patterns))[conv.name].refused)
+    assert refused.keys() == (set() if wanted else {"NHWC->NHWC:OHWI8o", "NCHW4c->NCHW:IHWO4i8o"})
+
+
 def transposed(groups: int, out: int) -> Callable[[Net, relax.Expr], relax.Expr]:
     def body(n: Net, x: relax.Expr) -> relax.Expr:
         weight = n.const((n.channels(x), out // groups, 3, 3))

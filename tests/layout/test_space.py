@@ -96,6 +96,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ('["NCHW{x}c"]', r"test.toml: pattern 'NCHW\{x\}c': 'NCHW\{x\}c' is not a layout"),
         ('["NCHC"]', "pattern 'NCHC': .* names an axis twice"),
         ('["NCHW->"]', None),
+        ('["NHWC:OHWI{o}o"]', r"pattern 'NHWC:OHWI\{o\}o': 'OHWI\{o\}o' is not a layout"),
         ('["NCHW->NHW4c"]', "pattern 'NCHW->NHW4c': .* has no axis C"),
     ],
 )

@@ -41,7 +41,8 @@ layouts = ["NCHW", "NHWC", "NCHW->NHWC", "NCHW->NCHW{o}c", "NHWC->NCHW{o}c", "NC
 [[rule]]
 name = "convolutions"
 match = { op = "nn.conv2d" }
-layouts = ["NCHW", "NHWC", "NHWC->NCHW", "NCHW->NCHW{o}c", "NCHW{i}c->NCHW", "NCHW{i}c->NHWC", "NCHW{i}c->NCHW{o}c"]
+layouts = ["NCHW", "NHWC", "NHWC->NCHW", "NCHW->NCHW{o}c", "NCHW{i}c->NCHW", "NCHW{i}c->NHWC", "NCHW{i}c->NCHW{o}c",
+           "NHWC:OHWI8o"]
 
 [[rule]]
 name = "transposed"
