@@ -15,7 +15,7 @@ from layoutsearch.materialize.inference import layout_inference
 from layoutsearch.materialize.objects import inference_of
 from layoutsearch.model import canonicalize
 from tests.materialize.cases import assert_outputs
-from tests.models import nets, odd_nets
+from tests.models import nets, odd_nets, odd_ops
 from tests.models.inputs import tensor
 from tests.models.interpreter import interpret
 from tests.models.nets import Net, build
@@ -144,7 +144,7 @@ def test_layer_norm_keeps_its_values() -> None:
 def models() -> Iterator[tuple[str, Callable[[], tvm.IRModule]]]:
     yield from nets.ALL.items()
     for name in ("mean_planes", "outer_product", "twice_joined", "split_uneven", "pad_channels", "stacked", "compared"):
-        yield name, odd_nets.ALL[name]
+        yield name, {**odd_nets.ALL, **odd_ops.ALL}[name]
 
 
 @pytest.mark.parametrize(("name", "model"), list(models()))

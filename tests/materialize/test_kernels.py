@@ -23,7 +23,7 @@ from layoutsearch.materialize.fuse import fuse
 from layoutsearch.materialize.lower import lower
 from layoutsearch.search.workloads import kernel_nodes
 from tests.materialize.cases import TARGET, Case, assert_outputs, run_built
-from tests.models import nets, odd_nets, random_nets
+from tests.models import nets, odd_nets, odd_ops, random_nets
 from tests.models.inputs import tensor
 from tests.models.interpreter import interpret
 from tests.models.nets import Net, build
@@ -68,7 +68,7 @@ def test_a_residual_sum_joins_the_last_convolution() -> None:
     assert len(with_sum) == 4
 
 
-UNIFORM = [*nets.ALL.values(), hard_swish, *(odd_nets.ALL[n] for n in ("several_outputs", "outer_product", "compared"))]
+UNIFORM = [*nets.ALL.values(), hard_swish, odd_nets.several_outputs, odd_ops.outer_product, odd_ops.compared]
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC", "NCHW8c"])

@@ -16,17 +16,18 @@ from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.rules import transforms_of
 from layoutsearch.materialize.convert import materialize
 from tests.materialize.cases import Case, assert_moves, assert_outputs, check, check_built, run_built
-from tests.models import odd_nets
+from tests.models import odd_nets, odd_ops
 from tests.models.inputs import tensor
 from tests.models.interpreter import interpret
 from tests.models.nets import Net, build
+from tests.models.odd_helpers import SHAPE
 
-SHAPE = odd_nets.SHAPE
+ODD = {**odd_nets.ALL, **odd_ops.ALL}
 
 
-@pytest.mark.parametrize("name", sorted(odd_nets.ALL))
+@pytest.mark.parametrize("name", sorted(ODD))
 def test_odd_graph(name: str) -> None:
-    case = Case.of(odd_nets.ALL[name]())
+    case = Case.of(ODD[name]())
     for assignment in itertools.islice(case.covering(), 10):
         result = check(case, assignment)
     check_built(case, result)
@@ -44,7 +45,7 @@ def test_nested_tuple_as_input() -> None:
 
 
 def test_half_precision() -> None:
-    case = Case.of(odd_nets.half_precision())
+    case = Case.of(odd_ops.half_precision())
     for assignment in itertools.islice(case.covering(), 10):
         result = materialize(case.module, case.graph, assignment)
     (got,) = run_built(result.module, case.inputs)
