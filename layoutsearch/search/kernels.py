@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ from layoutsearch.search.workloads import Workload
 
 # Names the record that speaks of a candidate as a whole: no further schedule exists, or none can be built.
 WHOLE = "*"
-_BATCH = 16
+_BATCH = 32
+_POLL_S = 0.2
 _REPEAT = 7
 _BUILD_S = 120.0
 _MUCH_BYTES = 2 << 20
@@ -157,9 +158,10 @@ class KernelLab:
             if self._budget.over(reserve_s):
                 return
             jobs = [(r, self._builder.submit(KERNELS, self._kernel_job(r, self._missing(r)), _BUILD_S)) for r in batch]
+            if not self._all_built([f for _, f in jobs], reserve_s):
+                return
             for request, future in jobs:
                 if self._budget.over(reserve_s):
-                    _cancel(f for _, f in jobs)
                     return
                 self._finish_kernel(request, future)
 
@@ -177,9 +179,13 @@ class KernelLab:
                 only = self._unrefined(request)
                 job = replace(self._kernel_job(request, len(only)), only=only)
                 jobs.append((request, self._builder.submit(KERNELS, job, _BUILD_S)))
+            if not self._all_built([f for _, f in jobs], reserve_s):
+                return
             for request, future in jobs:
+                if self._budget.over(reserve_s):
+                    return
                 what = f"{request.workload.summary} {_text(request.choice)}"
-                result = self._wait(future)
+                result = future.result()
                 if result.ok:
                     key, cold = request.workload.key, request.workload.cold
                     self._record_built(key, _text(request.choice), result, what, cold, repeat)
@@ -200,12 +206,13 @@ class KernelLab:
             if self._budget.over(reserve_s):
                 return
             jobs = [(k, self._builder.submit(TRANSFORM, self._transform_job(k), _BUILD_S)) for k in batch]
+            if not self._all_built([f for _, f in jobs], reserve_s):
+                return
             for key, future in jobs:
                 if self._budget.over(reserve_s):
-                    _cancel(f for _, f in jobs)
                     return
                 what = f"{key.workload} {key.candidate}"
-                self._record_built(key.workload, key.candidate, self._wait(future), what, ())
+                self._record_built(key.workload, key.candidate, future.result(), what, ())
 
     def _missing(self, request: Request) -> int:
         known = self.of(request.workload, request.choice)
@@ -214,14 +221,19 @@ class KernelLab:
     def _finish_kernel(self, request: Request, future: Future[BuildResult]) -> None:
         workload, candidate = request.workload.key, _text(request.choice)
         what = f"{request.workload.summary} {candidate}"
-        result = self._wait(future)
+        result = future.result()
         if not result.ok and self._missing(request) > 1 and result.status is not Status.BUILD_ERROR:
             # One schedule of several took the worker down; the first alone may be well.
-            result = self._wait(self._builder.submit(KERNELS, self._kernel_job(request, 1), _BUILD_S))
+            result = self._builder.submit(KERNELS, self._kernel_job(request, 1), _BUILD_S).result()
         self._record_built(workload, candidate, result, what, request.workload.cold)
 
-    def _wait(self, future: Future[BuildResult]) -> BuildResult:
-        return future.result()
+    def _all_built(self, futures: Sequence[Future[BuildResult]], reserve_s: float) -> bool:
+        """Wait until nothing of a batch is being built; False (and the rest cancelled) if the budget is over first."""
+        while wait(futures, timeout=_POLL_S).not_done:
+            if self._budget.over(reserve_s):
+                _cancel(futures)
+                return False
+        return True
 
     def _record_built(
         self,
