@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from layoutsearch.search.export import PlanContext, Verdict, make_plan, validate
 from layoutsearch.search.kernels import KernelLab
 from layoutsearch.search.problem import NoAssignmentError
 from layoutsearch.search.reporter import Reporter
+from layoutsearch.search.runfile import RunFile
 from layoutsearch.search.solve import solve
 from layoutsearch.search.whole import Built, WholeLab
 from layoutsearch.search.workloads import KernelNode
@@ -118,10 +120,11 @@ class Decision:
         program = build_program(self._context.graph, (), self._lab)
         return make_plan(self._context, program, (), self._lab)
 
-    def decide(self, trials: int, seed: int, incumbent: LayoutPlan | None = None) -> LayoutPlan | None:
+    def decide(self, trials: int, seed: int, incumbent: LayoutPlan | None, run_file: RunFile) -> LayoutPlan | None:
         """The winner, validated and saved; None if nothing could be built, or the user stopped the run.
 
-        An `incumbent`, the plan of an earlier run, competes with the assignments.
+        An `incumbent`, the plan of an earlier run, competes with the assignments. Where the finalists are those of that
+        run, and the weights too, its verdict stands and nothing is timed again.
 
         Raises:
             LayoutSearchError: a kernel could not be measured in any layout.
@@ -140,6 +143,10 @@ class Decision:
         known = {u.solution for u in kept}
         for number, solution in enumerate(s for s in solutions if s not in known):
             plans[f"assignment {number + 1}"] = self._plan(program, solution, reference, bound)
+        finalists = self._digest(plans, seed)
+        if incumbent is not None and run_file.is_settled("finalists", finalists):
+            self._reporter.note("the finalists are those of the last run, whose verdict stands")
+            return incumbent
         if incumbent is not None and all(_decisions(incumbent) != _decisions(plan) for plan in plans.values()):
             plans["previous plan"] = incumbent
         self._reporter.stage("whole models", len(plans) + _SIEVE_ROUNDS + _FINAL_ROUNDS)
@@ -150,7 +157,14 @@ class Decision:
             if label.startswith("uniform"):
                 verdict = Verdict(label, (), (), None, built[label].max_rel_error, False)
                 validated(plans[label], verdict).save(self._folder / "uniform" / f"{label.split()[-1]}.json")
-        return self._compare(plans, built, seed)
+        winner = self._compare(plans, built, seed)
+        if winner is not None and not self._budget.over():
+            run_file.settle("finalists", finalists)
+        return winner
+
+    def _digest(self, plans: Mapping[str, LayoutPlan], seed: int) -> str:
+        parts = [seed, self._whole.weights, *sorted(repr(_decisions(plan)) for plan in plans.values())]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
     def _compare(self, plans: Mapping[str, LayoutPlan], built: Mapping[str, Built], seed: int) -> LayoutPlan | None:
         if not any(label.startswith("uniform") for label in built):

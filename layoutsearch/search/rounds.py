@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -44,6 +46,12 @@ class KernelRounds:
     def everything(self, reserve_s: float) -> None:
         """The first tries of every candidate."""
         self._measure("kernels, first tries", self._requests(FIRST_TRIES, everything=True), reserve_s)
+
+    def digest(self) -> str:
+        """What the rounds are about: every candidate of every workload, and how far the rounds go."""
+        about = [_ROUNDS, _CONTENDER, _REFINED, _REFINE_WITHIN, _REFINE_SAMPLES, _SHARE]
+        work = sorted((key, count, [str(c) for c in self._unique[key].choices]) for key, count in self._count.items())
+        return hashlib.sha256(json.dumps([about, work]).encode()).hexdigest()[:16]
 
     def contenders(self, reserve_s: float) -> None:
         """More tries of the candidates that may still win, then the fastest ones again with more samples."""

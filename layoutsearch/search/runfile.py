@@ -23,6 +23,7 @@ class RunFile:
             "threads": threads,
             "device_key": device_key or "local",
         }
+        self._settled: dict[str, str] = {}
 
     def begin(self, resume: bool) -> None:
         """Start a run.
@@ -31,14 +32,29 @@ class RunFile:
             LayoutSearchError: `resume` was asked for and there is no run, or one of another model, target or device;
                 or the folder cannot be written.
         """
+        before = self._read()
+        if resume and not before:
+            raise LayoutSearchError(
+                f"--resume: there is no run in {self._path.parent}; leave --resume away to start one"
+            )
         if resume:
-            before = self._read()
             for key, value in self._about.items():
                 if before.get(key) != value:
                     raise LayoutSearchError(
                         f"--resume: the run in {self._path.parent} has {key} {before.get(key)!r}, this one {value!r}; "
                         "use another --out, or leave --resume away"
                     )
+        if all(before.get(key) == value for key, value in self._about.items()):
+            self._settled = dict(before.get("settled", {}))
+        self._write("running")
+
+    def is_settled(self, question: str, about: str) -> bool:
+        """Whether an earlier run, or this one, has settled a question, for exactly what `about` is a digest of."""
+        return self._settled.get(question) == about
+
+    def settle(self, question: str, about: str) -> None:
+        """Remember that a question is settled."""
+        self._settled[question] = about
         self._write("running")
 
     def finish(self, interrupted: bool) -> None:
@@ -49,16 +65,16 @@ class RunFile:
         try:
             data = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            raise LayoutSearchError(
-                f"--resume: there is no run in {self._path.parent}; leave --resume away to start one"
-            ) from None
+            return {}
         return data if isinstance(data, dict) else {}
 
     def _write(self, state: str) -> None:
         temporary = self._path.with_suffix(".tmp")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps({**self._about, "state": state}, indent=1) + "\n", encoding="utf-8")
+            temporary.write_text(
+                json.dumps({**self._about, "settled": self._settled, "state": state}, indent=1) + "\n", encoding="utf-8"
+            )
             temporary.replace(self._path)
         except OSError as error:
             why = f"cannot write {self._path}: {error.strerror}"

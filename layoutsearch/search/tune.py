@@ -85,6 +85,7 @@ class _Run:
                 self.reporter.note(line)
         spaces = enumerate_candidates(self.graph, space)
         self.fingerprint = fingerprint(canonical)
+        self.templates = template_versions()
         self.run_file = RunFile(
             self.out / "run.json", self.fingerprint, target_json(self.target), self.threads, self.options.device_key
         )
@@ -107,7 +108,7 @@ class _Run:
                 cpu=identity.cpu,
                 threads=self.threads,
                 tvm=tvm.__version__,
-                template=template_versions(),
+                template=self.templates,
             )
             self.lab = KernelLab(
                 device, builder, store, context, target_json(self.target), folder, self.budget, self.reporter
@@ -146,9 +147,14 @@ class _Run:
         rounds.everything(reserve if best else 0.0)
         if best is None:
             best, reserve = self._first_plan()
-        rounds.contenders(reserve)
+        # An earlier run may have been through all rounds with these templates; then the records hold what it found.
+        about = f"{rounds.digest()} {self.templates}"
+        if not self.run_file.is_settled("kernels", about):
+            rounds.contenders(reserve)
+            if not self.budget.over(reserve):
+                self.run_file.settle("kernels", about)
         if not self.budget.interrupted:
-            best = self.decision.decide(self.options.trials, self.options.seed, incumbent) or best
+            best = self.decision.decide(self.options.trials, self.options.seed, incumbent, self.run_file) or best
         kept = f"what was measured is kept in {self.store.path}"
         if best is None and not self.budget.interrupted:
             why = self.reporter.notes[-1] if self.reporter.notes else "no whole model was built"

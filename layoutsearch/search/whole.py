@@ -72,6 +72,11 @@ class WholeLab:
         self._files = itertools.count()
         self._reference: list[tuple[np.ndarray, ...]] | None = None
 
+    @property
+    def weights(self) -> str:
+        """Key of the reference outputs: structure, weights, inputs."""
+        return self._cache_key
+
     def build(self, plans: Mapping[str, LayoutPlan]) -> dict[str, Built]:
         """Build and validate plans; one that fails to build, to run or to be right is left out with a note.
 
