@@ -1,4 +1,4 @@
-"""Inputs of realistic range for validation and timing: smooth images with edges, not white noise.
+"""Inputs of realistic range for validation and timing: printed pages, not white noise.
 
 On noise many vision models saturate (a text detector answers 1e-8 everywhere), and a comparison of such outputs shows
 nothing.
@@ -14,7 +14,7 @@ from layoutsearch.model.load import ModelInput
 
 
 def sample_inputs(inputs: Sequence[ModelInput], seed: int) -> list[np.ndarray]:
-    """One array per input, in order. Floats lie in about [-2, 2], as normalised images do; integers are small."""
+    """One array per input, in order. Floats lie in about [-1, 1], as normalised images do; integers are small."""
     generator = np.random.default_rng(seed)
     return [_sample(i.shape, i.dtype, generator) for i in inputs]
 
@@ -29,22 +29,29 @@ def _sample(shape: Sequence[int], dtype: str, generator: np.random.Generator) ->
         return generator.standard_normal(tuple(shape)).astype(kind)
     # The two largest axes are taken for height and width, whichever layout the model has.
     h, w = sorted(sorted(range(4), key=lambda i: -shape[i])[:2])
-    image = np.zeros(tuple(shape))
-    rows = np.linspace(0, 1, shape[h]).reshape([-1 if i == h else 1 for i in range(4)])
-    columns = np.linspace(0, 1, shape[w]).reshape([-1 if i == w else 1 for i in range(4)])
-    rest = [1 if i in (h, w) else n for i, n in enumerate(shape)]
-    for frequency in (1, 2, 5):
-        phase = generator.uniform(0, 2 * np.pi, size=(2, *rest))
-        image = image + np.sin(2 * np.pi * frequency * rows + phase[0]) * np.cos(
-            2 * np.pi * frequency * columns + phase[1]
-        ) / (frequency + 1)
-    for _ in range(12):
-        top, left = generator.uniform(0, 0.8, size=2)
-        height, width = generator.uniform(0.03, 0.2, size=2)
-        inside = (rows >= top) & (rows < top + height) & (columns >= left) & (columns < left + width)
-        image = np.where(inside, generator.choice([-1.5, 1.5]), image)
-    image = image + 0.05 * generator.standard_normal(tuple(shape))
-    return np.clip(image, -2, 2).astype(kind)
+    page = _page(shape[h], shape[w], generator).reshape([shape[i] if i in (h, w) else 1 for i in range(4)])
+    tint = generator.uniform(0.8, 1.0, size=[1 if i in (h, w) else n for i, n in enumerate(shape)])
+    return (page * tint + 0.02 * generator.standard_normal(tuple(shape))).astype(kind)
+
+
+def _page(height: int, width: int, generator: np.random.Generator) -> np.ndarray:
+    """Light paper, unevenly lit, with rows of dark strokes like print, in [-1, 1]; shape (height, width)."""
+    y, x = np.mgrid[0:height, 0:width]
+    light, period = generator.uniform(0, 6), generator.uniform(0.5, 2, size=2)
+    page = 0.75 + 0.2 * np.sin(light + period[0] * y / max(height, 1) + period[1] * x / max(width, 1))
+    size = int(np.clip(min(height, width) // 10, 5, 40))
+    stroke = max(size // 6, 1)
+    for top in range(size // 2, height - size, size + size // 2):
+        left = int(generator.integers(1, size + 2))
+        while left < width - size:
+            ink = generator.uniform(-0.95, -0.6)
+            # One upright, one or two bars: enough of a letter for a detector of text.
+            page[top : top + size, left : left + stroke] = ink
+            for _ in range(int(generator.integers(1, 3))):
+                bar = top + int(generator.integers(0, size - stroke))
+                page[bar : bar + stroke, left : left + size // 2] = ink
+            left += int(generator.integers(size // 2 + 1, size + 2))
+    return page
 
 
 def relative_error(outputs: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> float:
