@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from layoutsearch.layout.build import build_graph
+from layoutsearch.materialize.verify import find_mismatches
 from layoutsearch.measure.builder import Builder
 from layoutsearch.measure.device import Device
 from layoutsearch.model.canonicalize import canonicalize
@@ -78,8 +79,8 @@ def check_plan(
     graph = build_graph(canonical)
     requested = assignment_of(plan, canonical, graph)
     applied = apply_plan(loaded.module, plan, target_of(plan))
-    # apply_plan raises where an operator is not in its layout, so what is left to compare is the lowered module.
-    mismatches = []
+    wrong = find_mismatches(applied.materialized.module, graph, requested)
+    mismatches = [str(mismatch) for mismatch in wrong]
     lowered = sum(applied.lowered.transforms.values())
     if lowered != len(plan.transforms):
         mismatches.append(f"the lowered module has {lowered} transforms, the plan lists {len(plan.transforms)}")
@@ -91,7 +92,7 @@ def check_plan(
         )
     if error > MAX_REL_ERROR:
         mismatches.append(f"outputs differ by {error:.2e} of their range, at most {MAX_REL_ERROR:g} is allowed")
-    return CheckResult(len(requested), len(requested), lowered, error, tuple(mismatches))
+    return CheckResult(len(requested), len(requested) - len({m.op for m in wrong}), lowered, error, tuple(mismatches))
 
 
 def _error(

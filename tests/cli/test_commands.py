@@ -89,7 +89,9 @@ def test_check_of_a_plan_that_was_drawn(files: Path, capfd: Capture) -> None:
     """Two inputs, three outputs, several blocks."""
     code, out, err = call(capfd, "check", files / "outputs.json", "--plan", files / "plan.json")
     assert (code, err) == (0, ""), (out, err)
-    assert "6 transforms" in out
+    transforms = len(LayoutPlan.load(files / "plan.json").transforms)
+    assert transforms > 0
+    assert f" {transforms} transforms" in out
 
 
 def test_check_says_what_is_wrong(files: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
