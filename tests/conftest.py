@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hypothesis
 import pytest
 
 
@@ -10,3 +11,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write what golden tests find instead of comparing with it"
     )
+
+
+# The machines that run the tests are shared: how long an example takes says nothing about the code.
+hypothesis.settings.register_profile("layoutsearch", deadline=None)
+hypothesis.settings.load_profile("layoutsearch")
