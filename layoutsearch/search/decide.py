@@ -32,6 +32,7 @@ _SOLVE_S = 20.0
 _MIN_CHANGES = 3
 _SIEVE_ROUNDS = 12
 _FINAL_ROUNDS = 40
+_FINAL_STARTS = 4
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,9 @@ class Decision:
             challenger = min(contenders, key=lambda label: float(np.median(sieve[label])))
             self._reporter.best(f"{challenger}: {np.median(sieve[challenger]) / 1e3:.3f} ms, against {baseline}")
             # Fresh rounds: the samples that chose the challenger would flatter it.
-            final = self._time({label: built[label] for label in (baseline, challenger)}, _FINAL_ROUNDS, seed + 1)
+            final = self._time(
+                {label: built[label] for label in (baseline, challenger)}, _FINAL_ROUNDS, seed + 1, _FINAL_STARTS
+            )
             if len(final) == 2:
                 comparison = compare(final[baseline], final[challenger], seed=seed)
                 winner = challenger if comparison.accepted else baseline
@@ -197,8 +200,10 @@ class Decision:
         plan.save(self.path)
         return plan
 
-    def _time(self, built: Mapping[str, Built], rounds: int, seed: int) -> dict[str, tuple[float, ...]]:
-        samples = self._whole.time(built, rounds, seed)
+    def _time(
+        self, built: Mapping[str, Built], rounds: int, seed: int, starts: int = 1
+    ) -> dict[str, tuple[float, ...]]:
+        samples = self._whole.time(built, rounds, seed, starts)
         self._store.add_models(ModelRecord(self._record_context, self._context.fingerprint, samples))
         return samples
 
