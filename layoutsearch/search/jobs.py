@@ -23,8 +23,9 @@ from layoutsearch.materialize.convert import materialize
 from layoutsearch.materialize.lower import lower
 from layoutsearch.materialize.moves import move
 from layoutsearch.materialize.writer import FunctionWriter
+from layoutsearch.measure.records import canonical_json
 from layoutsearch.model.load import load
-from layoutsearch.plan.compile import build_executable, compile, load_for
+from layoutsearch.plan.compile import compile, load_for
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.schedule import BUILD_CONFIG, dispatch
 from layoutsearch.schedule.target import TargetInfo
@@ -129,8 +130,6 @@ def _lowered_kernel(job: KernelJob) -> tirx.PrimFunc:
 
 
 def _key(schedule: Schedule) -> str:
-    from layoutsearch.measure.records import canonical_json
-
     return canonical_json(schedule.to_json())
 
 
@@ -228,18 +227,3 @@ def file_stamp(path: str) -> str:
     """Changes when the file does."""
     status = os.stat(path)
     return f"{status.st_mtime_ns}-{status.st_size}"
-
-
-__all__ = [
-    "KERNELS",
-    "PLAN",
-    "REFERENCE",
-    "TRANSFORM",
-    "BuiltKernels",
-    "KernelJob",
-    "PlanJob",
-    "TransformJob",
-    "build_executable",
-    "file_stamp",
-    "function_name",
-]
