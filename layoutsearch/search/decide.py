@@ -146,7 +146,7 @@ class Decision:
             plans[f"assignment {number + 1}"] = self._plan(program, solution, reference, bound)
         finalists = self._digest(plans, seed)
         if incumbent is not None and run_file.is_settled("finalists", finalists):
-            self._reporter.note("the finalists are those of the last run, whose verdict stands")
+            self._reporter.best("that of the last run, which had the same finalists")
             return incumbent
         if incumbent is not None and all(_decisions(incumbent) != _decisions(plan) for plan in plans.values()):
             plans["previous plan"] = incumbent

@@ -14,8 +14,9 @@ import layoutsearch
 from layoutsearch.plan.plan import LayoutPlan
 from tests.cli.conftest import Tuned
 from tests.cli.running import call, last_json, run
-from tests.models import nets
-from tests.models.running import range_error, run_tvm
+from tests.models import nets, odd_nets
+from tests.models.plans import make_plan
+from tests.models.running import native_target, range_error, run_tvm
 
 Capture = pytest.CaptureFixture[str]
 TUNE_KEYS = {
@@ -92,6 +93,17 @@ def test_check_of_a_plan_that_was_drawn(files: Path, capfd: Capture) -> None:
     transforms = len(LayoutPlan.load(files / "plan.json").transforms)
     assert transforms > 0
     assert f" {transforms} transforms" in out
+
+
+def test_check_tells_the_model_s_own_transposes_from_transforms(tmp_path: Path, capfd: Capture) -> None:
+    """A channel shuffle transposes five dimensions; that is no transform of the plan."""
+    module = odd_nets.shuffle()
+    (tmp_path / "shuffle.json").write_text(tvm.ir.save_json(module))
+    drawn = make_plan(module, native_target())
+    drawn.save(tmp_path / "plan.json")
+    code, out, err = call(capfd, "check", tmp_path / "shuffle.json", "--plan", tmp_path / "plan.json", "--json")
+    assert (code, err) == (0, ""), (out, err)
+    assert last_json(out)["transforms"] == len(drawn.transforms)
 
 
 def test_check_says_what_is_wrong(files: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
