@@ -42,6 +42,7 @@ def model(model: str, plan_path: str, against: str, save: str | None, as_json: b
         result, data = bench_model(model, plan_path, names, tell=status.update, **rest)
     if save:
         command = f"layoutsearch bench model {os.path.basename(model)} --plan plan.json --against {against}"
+        command += f" --starts {rest['starts']} --rounds {rest['rounds']} --seed {rest['seed']}"
         append_table(Path(save), data, command)
     if as_json:
         click.echo(json.dumps(data))
