@@ -23,6 +23,7 @@ from layoutsearch.layout.unmatched import unmatched_rules
 from layoutsearch.measure.builder import Builder
 from layoutsearch.measure.device import Device
 from layoutsearch.measure.records import RecordContext, RecordStore
+from layoutsearch.measure.server_functions import FLUSH_PREFIX
 from layoutsearch.model.canonicalize import canonicalize
 from layoutsearch.model.fingerprint import fingerprint
 from layoutsearch.model.load import LoadedModel, load
@@ -102,6 +103,13 @@ class _Run:
             records = self.options.records or self.out / "records.sqlite"
             store = stack.enter_context(RecordStore(Path(records)))
             identity = device.identity()
+            if not device.has_function(f"{FLUSH_PREFIX}1"):
+                # Other numbers than those of our server: never read as the same.
+                self.templates += " flush-all"
+                self.reporter.note(
+                    "the device's server cannot flush weights alone, so all operands but one are cold and kernels look "
+                    "slower; python -m layoutsearch.measure.server on the device can"
+                )
             context = RecordContext(
                 target=json.dumps(target_json(self.target), sort_keys=True),
                 device=identity.key,
