@@ -44,7 +44,7 @@ class TensorInfo:
     @property
     def bytes(self) -> int:
         """Size in memory, 0 where the shape is not static."""
-        size = _dtype_bytes(self.dtype) if self.shape is not None else 0
+        size = dtype_bytes(self.dtype) if self.shape is not None else 0
         for extent in self.shape or ():
             size *= extent
         return size
@@ -184,6 +184,7 @@ def required_axes(op: str, attrs: Mapping[str, Any]) -> tuple[str, str, str] | N
     return None
 
 
-def _dtype_bytes(dtype: str) -> int:
+def dtype_bytes(dtype: str) -> int:
+    """Bytes of one element."""
     digits = "".join(c for c in dtype if c.isdigit())
     return max(1, int(digits) // 8) if digits else 1

@@ -14,14 +14,15 @@ from layoutsearch.layout.layout import Layout
 from layoutsearch.measure.records import ModelRecord, RecordContext, RecordStore
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.search.acceptance import compare
-from layoutsearch.search.assemble import Program, build_program, uniform_solution
+from layoutsearch.search.assemble import Program, build_program
 from layoutsearch.search.budget import Budget
 from layoutsearch.search.diverse import best_assignments
 from layoutsearch.search.export import PlanContext, Verdict, make_plan, validated
-from layoutsearch.search.kernels import KernelLab
+from layoutsearch.search.known import Lab
 from layoutsearch.search.problem import NoAssignmentError
 from layoutsearch.search.reporter import Reporter
 from layoutsearch.search.runfile import RunFile
+from layoutsearch.search.skeleton import Skeleton, build_skeleton, uniform_solution
 from layoutsearch.search.solve import solve
 from layoutsearch.search.whole import Built, WholeLab
 from layoutsearch.search.workloads import KernelNode
@@ -57,7 +58,7 @@ class Decision:
         context: PlanContext,
         nodes: Sequence[KernelNode],
         layouts: Sequence[Layout],
-        lab: KernelLab,
+        lab: Lab,
         whole: WholeLab,
         store: RecordStore,
         record_context: RecordContext,
@@ -66,6 +67,7 @@ class Decision:
         reporter: Reporter,
     ) -> None:
         self._context, self._nodes, self._layouts = context, tuple(nodes), tuple(layouts)
+        self._skeleton = build_skeleton(context.graph, nodes)
         self._lab, self._whole = lab, whole
         self._store, self._record_context = store, record_context
         self._folder, self._budget, self._reporter = folder, budget, reporter
@@ -118,7 +120,7 @@ class Decision:
         return plan
 
     def _plan_of_nothing(self) -> LayoutPlan:
-        program = build_program(self._context.graph, (), self._lab)
+        program = build_program(Skeleton((), ()), self._lab)
         return make_plan(self._context, program, (), self._lab)
 
     def decide(self, trials: int, seed: int, incumbent: LayoutPlan | None, run_file: RunFile) -> LayoutPlan | None:
@@ -208,7 +210,7 @@ class Decision:
         return samples
 
     def _program(self) -> Program:
-        return build_program(self._context.graph, self._nodes, self._lab)
+        return build_program(self._skeleton, self._lab)
 
     def _plan(
         self, program: Program, solution: Sequence[int], uniform: Uniform, bound: float | None = None

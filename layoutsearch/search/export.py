@@ -15,6 +15,7 @@ from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.graph import LayoutGraph
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.rules import transforms_of
+from layoutsearch.layout.transform import TransformKey
 from layoutsearch.measure.device import DeviceIdentity
 from layoutsearch.model.load import LoadedModel
 from layoutsearch.plan.apply import target_json, tensor_id
@@ -22,7 +23,7 @@ from layoutsearch.plan.plan import LayoutPlan, PlanOp, PlanTransform
 from layoutsearch.schedule.value import Schedule
 from layoutsearch.search.acceptance import Comparison, summarize
 from layoutsearch.search.assemble import Program
-from layoutsearch.search.kernels import KernelLab, TransformKey
+from layoutsearch.search.known import Lab
 from layoutsearch.search.workloads import KernelNode
 
 
@@ -62,7 +63,7 @@ def make_plan(
     context: PlanContext,
     program: Program,
     solution: Sequence[int],
-    lab: KernelLab,
+    lab: Lab,
     *,
     uniform: Sequence[int] | None = None,
     uniform_name: str = "",
@@ -147,7 +148,7 @@ def _plan_ops(
     index: int,
     uniform: int | None,
     uniform_name: str,
-    lab: KernelLab,
+    lab: Lab,
     program: Program,
     position: int,
 ) -> list[PlanOp]:
@@ -199,7 +200,7 @@ def _why(node: KernelNode, index: int, uniform: int | None, uniform_name: str, c
     return "; ".join(parts)
 
 
-def _plan_transforms(graph: LayoutGraph, assignment: Mapping[str, Candidate], lab: KernelLab) -> list[PlanTransform]:
+def _plan_transforms(graph: LayoutGraph, assignment: Mapping[str, Candidate], lab: Lab) -> list[PlanTransform]:
     ids = {op.name: op.id for op in graph.ops}
     readers: dict[str, list[str]] = {}
     for name, uses in graph.consumers.items():

@@ -9,14 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from layoutsearch.errors import DeviceError, ToolchainError
 from layoutsearch.layout.candidate import Candidate
-from layoutsearch.layout.graph import TensorInfo
-from layoutsearch.layout.layout import Layout
+from layoutsearch.layout.transform import TransformKey
 from layoutsearch.measure.builder import Builder, BuildResult
 from layoutsearch.measure.device import Device
 from layoutsearch.measure.kernels import KernelCall, TensorSpec
@@ -24,93 +23,15 @@ from layoutsearch.measure.records import KernelRecord, RecordContext, RecordStor
 from layoutsearch.measure.results import Measurement, Status
 from layoutsearch.search.budget import Budget
 from layoutsearch.search.jobs import KERNELS, TRANSFORM, BuiltKernels, KernelJob, TransformJob, function_name
+from layoutsearch.search.known import WHOLE, Known, Request
 from layoutsearch.search.reporter import Reporter
 from layoutsearch.search.workloads import Workload
 
-# Names the record that speaks of a candidate as a whole: no further schedule exists, or none can be built.
-WHOLE = "*"
 _BATCH = 32
 _POLL_S = 0.2
 _REPEAT = 7
 _BUILD_S = 120.0
 _MUCH_BYTES = 2 << 20
-
-
-@dataclass
-class Known:
-    """What is known of one candidate of one workload.
-
-    Attributes:
-        tries: measurement by schedule (canonical JSON).
-        closed: whether no further schedule will be tried; `reason` says why if that is a failure.
-    """
-
-    tries: dict[str, Measurement] = field(default_factory=dict)
-    closed: bool = False
-    reason: str = ""
-
-    @property
-    def ranked(self) -> list[tuple[str, float]]:
-        """Schedules that ran with their times, fastest first; see `undisturbed_us`."""
-        ok = [(s, undisturbed_us(m)) for s, m in self.tries.items() if m.ok]
-        return sorted(ok, key=lambda pair: pair[1])
-
-    @property
-    def best(self) -> tuple[str, float] | None:
-        """Schedule and time of the fastest try."""
-        return next(iter(self.ranked), None)
-
-    @property
-    def best_us(self) -> float:
-        """Time of the fastest try; infinite without one."""
-        return self.best[1] if self.best else float("inf")
-
-
-def undisturbed_us(measurement: Measurement) -> float:
-    """Lower quartile of the samples.
-
-    What disturbs a kernel of a few microseconds (another process on a core, an interrupt) only ever adds time, and a
-    thread that waits for a core adds milliseconds; half of the samples being hit is common on a shared machine.
-    """
-    if not measurement.ok:
-        return float("inf")
-    ordered = sorted(measurement.samples_us)
-    return ordered[(len(ordered) - 1) // 4]
-
-
-@dataclass(frozen=True)
-class TransformKey:
-    """A layout change of a tensor of one shape."""
-
-    shape: tuple[int, ...]
-    axes: str
-    dtype: str
-    source: Layout
-    target: Layout
-
-    @classmethod
-    def of(cls, info: TensorInfo, source: Layout, target: Layout) -> TransformKey:
-        """The change of a tensor of the graph."""
-        return cls(info.shape or (), info.axes, info.dtype, source, target)
-
-    @property
-    def workload(self) -> str:
-        """Key in the record store."""
-        return f"transform {self.axes} {'x'.join(map(str, self.shape))} {self.dtype}"
-
-    @property
-    def candidate(self) -> str:
-        """Candidate in the record store."""
-        return f"{self.source}->{self.target}"
-
-
-@dataclass(frozen=True)
-class Request:
-    """Measure up to `tries` schedules in all of one candidate."""
-
-    workload: Workload
-    choice: Candidate | None
-    tries: int
 
 
 class KernelLab:

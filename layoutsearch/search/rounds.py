@@ -10,7 +10,7 @@ from dataclasses import replace
 from layoutsearch.layout.candidates import nearest
 from layoutsearch.layout.layout import Layout
 from layoutsearch.search.budget import Budget
-from layoutsearch.search.kernels import KernelLab, Request
+from layoutsearch.search.known import Lab, Request
 from layoutsearch.search.reporter import Reporter
 from layoutsearch.search.workloads import KernelNode
 
@@ -30,7 +30,7 @@ _SHARE = 0.97
 class KernelRounds:
     """The order of kernel measurements of a run."""
 
-    def __init__(self, nodes: Sequence[KernelNode], lab: KernelLab, budget: Budget, reporter: Reporter) -> None:
+    def __init__(self, nodes: Sequence[KernelNode], lab: Lab, budget: Budget, reporter: Reporter) -> None:
         self._lab, self._budget, self._reporter = lab, budget, reporter
         self._unique = {node.workload.key: node for node in nodes}
         self._count = {key: sum(n.workload.key == key for n in nodes) for key in self._unique}

@@ -10,6 +10,7 @@ import tvm
 
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.candidates import OpSpace
+from layoutsearch.layout.facts import KernelFacts, kernel_facts
 from layoutsearch.layout.graph import LayoutGraph, OpNode
 from layoutsearch.layout.groups import graph_groups
 from layoutsearch.layout.kinds import Role
@@ -30,6 +31,7 @@ class Workload:
         axes: axis names of its parameters.
         cold: positions of the parameters that are weights, so cold in the cache when the kernel runs within the model.
         members: number of operators in it.
+        facts: the same for bounds and cost models.
     """
 
     key: str
@@ -38,6 +40,7 @@ class Workload:
     axes: tuple[tuple[str, str], ...]
     cold: tuple[int, ...]
     members: int
+    facts: KernelFacts
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def _workload(extractor: Extractor, ops: list[OpNode]) -> Workload:
     cold = tuple(i for i, p in enumerate(module["main"].params) if p.name not in read)
     text = fingerprint(_without_scalars(module)) + repr((axes, cold))
     key = hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
-    return Workload(key, _summary(ops), tvm.ir.save_json(module), axes, cold, len(ops))
+    return Workload(key, _summary(ops), tvm.ir.save_json(module), axes, cold, len(ops), kernel_facts(ops))
 
 
 def _without_scalars(module: tvm.IRModule) -> tvm.IRModule:

@@ -21,7 +21,8 @@ from layoutsearch.measure.results import Measurement, Status
 from layoutsearch.model.canonicalize import canonicalize
 from layoutsearch.search.budget import Budget
 from layoutsearch.search.jobs import BuiltKernels, KernelJob
-from layoutsearch.search.kernels import KernelLab, Request
+from layoutsearch.search.kernels import KernelLab
+from layoutsearch.search.known import Request
 from layoutsearch.search.reporter import NoteKeeper, Silent
 from layoutsearch.search.workloads import KernelNode, kernel_nodes
 from tests.cli.running import SPACE

@@ -1,0 +1,93 @@
+"""What is known of kernels and transforms, and the interface through which more becomes known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from layoutsearch.layout.candidate import Candidate
+from layoutsearch.layout.transform import TransformKey
+from layoutsearch.measure.results import Measurement
+from layoutsearch.search.workloads import Workload
+
+# Names the record that speaks of a candidate as a whole: no further schedule exists, or none can be built.
+WHOLE = "*"
+
+
+@dataclass
+class Known:
+    """What is known of one candidate of one workload.
+
+    Attributes:
+        tries: measurement by schedule (canonical JSON).
+        closed: whether no further schedule will be tried; `reason` says why if that is a failure.
+    """
+
+    tries: dict[str, Measurement] = field(default_factory=dict)
+    closed: bool = False
+    reason: str = ""
+
+    @property
+    def ranked(self) -> list[tuple[str, float]]:
+        """Schedules that ran with their times, fastest first; see `undisturbed_us`."""
+        ok = [(s, undisturbed_us(m)) for s, m in self.tries.items() if m.ok]
+        return sorted(ok, key=lambda pair: pair[1])
+
+    @property
+    def best(self) -> tuple[str, float] | None:
+        """Schedule and time of the fastest try."""
+        return next(iter(self.ranked), None)
+
+    @property
+    def best_us(self) -> float:
+        """Time of the fastest try; infinite without one."""
+        return self.best[1] if self.best else float("inf")
+
+
+def undisturbed_us(measurement: Measurement) -> float:
+    """Lower quartile of the samples.
+
+    What disturbs a kernel of a few microseconds (another process on a core, an interrupt) only ever adds time, and a
+    thread that waits for a core adds milliseconds; half of the samples being hit is common on a shared machine.
+    """
+    if not measurement.ok:
+        return float("inf")
+    ordered = sorted(measurement.samples_us)
+    return ordered[(len(ordered) - 1) // 4]
+
+
+@dataclass(frozen=True)
+class Request:
+    """Measure up to `tries` schedules in all of one candidate."""
+
+    workload: Workload
+    choice: Candidate | None
+    tries: int
+
+
+class Lab(Protocol):
+    """Measures kernels and transforms and remembers them: on a device, or from a recorded table."""
+
+    @property
+    def measured(self) -> int:
+        """Kernels and transforms timed by this lab; what came from records does not count."""
+
+    @property
+    def failures(self) -> Mapping[str, int]:
+        """How many failed, by status."""
+
+    def of(self, workload: Workload, choice: Candidate | None) -> Known:
+        """What is known of a candidate of a workload."""
+
+    def transform(self, key: TransformKey) -> Known:
+        """What is known of a transform."""
+
+    def measure(self, requests: Sequence[Request], reserve_s: float = 0.0) -> None:
+        """Try schedules until each request has its number or the budget is over."""
+
+    def refine(self, requests: Sequence[Request], repeat: int, reserve_s: float = 0.0) -> None:
+        """Time the `tries` fastest schedules of each request again, `repeat` samples each."""
+
+    def measure_transforms(self, keys: Iterable[TransformKey], reserve_s: float = 0.0) -> None:
+        """Measure transforms that are not known yet."""
