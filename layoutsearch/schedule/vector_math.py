@@ -14,6 +14,8 @@ from tvm_ffi import structural_map
 _LOG2E = 1.44269504088896341
 # ln 2 in two parts: the first has few enough bits for its product with a small integer to be exact.
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+# exp of this is just above the smallest normal number.
+_LOWEST = -87.336
 # Minimax coefficients of (exp(r) - 1 - r) / r^2 on |r| <= ln 2 / 2, highest power first.
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 
@@ -28,13 +30,16 @@ def _let(name: str, value: tirx.Expr, body: Callable[[tirx.Expr], tirx.Expr]) ->
 
 
 def exp(x: tirx.Expr) -> tirx.Expr:
-    """exp of float32: 2^n * exp(r), x = n ln 2 + r. Overflows to infinity, underflows to zero, keeps a NaN."""
+    """exp of float32: 2^n * exp(r), x = n ln 2 + r. Overflows to infinity, keeps a NaN.
+
+    Below the smallest normal number it is zero: arithmetic on denormals takes a hundred times as long.
+    """
 
     def scaled(n: tirx.Expr, r: tirx.Expr) -> tirx.Expr:
         poly = _f(_EXP[0])
         for coefficient in _EXP[1:]:
             poly = poly * r + _f(coefficient)
-        # Two factors, since neither 2^128 nor 2^-150 has a representation of its own.
+        # Two factors, since 2^128 has no representation of its own.
         exponent = n.astype("int32")
         half = exponent >> tirx.const(1, "int32")
         return (poly * r * r + r + _f(1.0)) * _power_of_two(half) * _power_of_two(exponent - half)
@@ -47,8 +52,9 @@ def exp(x: tirx.Expr) -> tirx.Expr:
         )
 
     def guarded(given: tirx.Expr) -> tirx.Expr:
-        bounded = tirx.max(tirx.min(given, _f(89.0)), _f(-104.0))
-        return tirx.Select(tirx.isnan(given), given, _let("b", bounded, reduced))
+        bounded = tirx.max(tirx.min(given, _f(89.0)), _f(_LOWEST))
+        value = tirx.Select(given < _f(_LOWEST), _f(0.0), _let("b", bounded, reduced))
+        return tirx.Select(tirx.isnan(given), given, value)
 
     return _let("x", x, guarded)
 
@@ -58,8 +64,15 @@ def _power_of_two(n: tirx.Expr) -> tirx.Expr:
 
 
 def sigmoid(x: tirx.Expr) -> tirx.Expr:
-    """1 / (1 + exp(-x))."""
-    return _f(1.0) / (_f(1.0) + exp(_f(0.0) - x))
+    """1 / (1 + exp(-x)); zero where that is below the smallest normal number."""
+
+    def of_negative(y: tirx.Expr) -> tirx.Expr:
+        # A comparison, not a minimum, so that a NaN stays one.
+        too_large = y > _f(-_LOWEST)
+        bounded = tirx.Select(too_large, _f(-_LOWEST), y)
+        return tirx.Select(too_large, _f(0.0), _f(1.0) / (_f(1.0) + exp(bounded)))
+
+    return _let("s", _f(0.0) - x, of_negative)
 
 
 def tanh(x: tirx.Expr) -> tirx.Expr:
