@@ -1,0 +1,1 @@
+"""Recorded measurements of whole search spaces, and searches that run on them in simulated time."""

@@ -1,0 +1,183 @@
+"""A lab that answers from a table, in simulated time: what a search would have measured, it gets to see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from layoutsearch.layout.candidate import Candidate
+from layoutsearch.layout.transform import TransformKey
+from layoutsearch.measure.records import KernelRecord, RecordContext, RecordStore
+from layoutsearch.measure.results import Measurement, Status
+from layoutsearch.replay.clock import SimulatedBudget
+from layoutsearch.replay.table import Table
+from layoutsearch.replay.values import RecordedTry
+from layoutsearch.search.known import WHOLE, Known, Request
+from layoutsearch.search.reporter import Reporter, Silent
+from layoutsearch.search.workloads import Workload
+
+WORKERS = 2
+
+
+def replay_context(table: Table) -> RecordContext:
+    """Context of the records that a replay writes: never mixed up with measurements made now, or of another table."""
+    header = table.header
+    return RecordContext(
+        target=str(header.target.get("kind", "")),
+        device=str(header.device.get("key", "")),
+        cpu=str(header.device.get("cpu", "")),
+        threads=header.threads,
+        tvm=header.tvm,
+        template=f"{header.templates} replay {table.id}",
+    )
+
+
+class ReplayLab:
+    """Implements `search.known.Lab`. Reveals the tries of each candidate in the order in which they were recorded.
+
+    What is known at first is what the store holds of this table, so that a search that was killed goes on as a live one
+    does. Each try costs the seconds that its build (shared by `workers`) and its measurement took.
+
+    Raises:
+        TableError: something is asked that was not recorded.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        store: RecordStore | None = None,
+        budget: SimulatedBudget | None = None,
+        reporter: Reporter | None = None,
+        workers: int = WORKERS,
+    ) -> None:
+        self._table, self._store = table, store
+        self._budget = budget if budget is not None else SimulatedBudget()
+        self._reporter: Reporter = reporter or Silent()
+        self._workers = workers
+        self.context = replay_context(table)
+        self._known: dict[tuple[str, str], Known] = {}
+        self._loaded: set[str] = set()
+        self._touched: set[tuple[str, str]] = set()
+        self.measured = 0
+        self.failures: dict[str, int] = {}
+
+    @property
+    def candidates_measured(self) -> int:
+        """Different candidates (and transforms) of which this lab has revealed a try."""
+        return len(self._touched)
+
+    @property
+    def kernel_candidates_measured(self) -> int:
+        """Different kernel candidates of which this lab has revealed a try."""
+        return sum(not workload.startswith("transform ") for workload, _ in self._touched)
+
+    @property
+    def budget(self) -> SimulatedBudget:
+        """The simulated time."""
+        return self._budget
+
+    def of(self, workload: Workload, choice: Candidate | None) -> Known:
+        """What is known of a candidate."""
+        return self._of(workload.key, _text(choice), workload.summary)
+
+    def transform(self, key: TransformKey) -> Known:
+        """What is known of a transform."""
+        return self._of(key.workload, key.candidate)
+
+    def measure(self, requests: Sequence[Request], reserve_s: float = 0.0) -> None:
+        """Reveal tries until each request has its number or the budget is over."""
+        for request in requests:
+            known = self.of(request.workload, request.choice)
+            missing = 0 if known.closed else request.tries - len(known.tries)
+            if missing <= 0:
+                continue
+            if self._budget.over(reserve_s):
+                return
+            self._reveal(request.workload.key, _text(request.choice), missing)
+            self._reporter.step(f"{request.workload.summary} {_text(request.choice)}")
+
+    def refine(self, requests: Sequence[Request], repeat: int, reserve_s: float = 0.0) -> None:
+        """Reveal the refinements that were recorded of the `tries` fastest schedules of each request.
+
+        Only the schedules that were fastest when the table was recorded have one; the others stay as they are.
+        `repeat` is what it was then.
+        """
+        for request in requests:
+            workload, candidate = request.workload.key, _text(request.choice)
+            known = self.of(request.workload, request.choice)
+            attempts = {a.schedule: a for a in self._table.attempts(workload, candidate, request.workload.summary)}
+            for schedule, _ in known.ranked[: request.tries]:
+                attempt = attempts[schedule]
+                if attempt.refined is None or known.tries[schedule] == attempt.refined:
+                    continue
+                if self._budget.over(reserve_s):
+                    return
+                self._spend(attempt.build_s, attempt.refined.wall_s)
+                self._add(workload, candidate, schedule, attempt.refined)
+                self.measured += 1
+            self._reporter.step(f"{request.workload.summary} {candidate}")
+
+    def measure_transforms(self, keys: Iterable[TransformKey], reserve_s: float = 0.0) -> None:
+        """Reveal transforms that are not known yet."""
+        for key in dict.fromkeys(keys):
+            known = self.transform(key)
+            if known.tries or known.closed:
+                continue
+            if self._budget.over(reserve_s):
+                return
+            self._reveal(key.workload, key.candidate, 1)
+            self._reporter.step(f"{key.workload} {key.candidate}")
+
+    def _of(self, workload: str, candidate: str, summary: str = "") -> Known:
+        if (workload, candidate) not in self._known:
+            self._table.attempts(workload, candidate, summary)
+            self._load(workload)
+            self._known.setdefault((workload, candidate), Known())
+        return self._known[workload, candidate]
+
+    def _load(self, workload: str) -> None:
+        if self._store is not None and workload not in self._loaded:
+            for record in self._store.records(self.context, workload=workload, flush=True):
+                self._remember(record.workload, record.candidate, record.schedule, record.measurement)
+        self._loaded.add(workload)
+
+    def _reveal(self, workload: str, candidate: str, count: int) -> None:
+        known = self._of(workload, candidate)
+        attempts = self._table.attempts(workload, candidate)
+        fresh = [a for a in attempts if a.schedule != WHOLE and a.schedule not in known.tries]
+        for attempt in fresh[:count]:
+            self._spend(attempt.build_s, attempt.measurement.wall_s)
+            self._add(workload, candidate, attempt.schedule, attempt.measurement)
+            self.measured += attempt.timed
+        self._touched.add((workload, candidate))
+        if len(fresh) <= count:
+            self._close(workload, candidate, attempts)
+
+    def _close(self, workload: str, candidate: str, attempts: Sequence[RecordedTry]) -> None:
+        """No further schedule was recorded: the templates had none, or the recorder stopped there."""
+        last = next((a for a in attempts if a.schedule == WHOLE), None)
+        if last is not None:
+            self._spend(last.build_s, last.measurement.wall_s)
+        measurement = last.measurement if last is not None else Measurement(Status.INFEASIBLE)
+        self._add(workload, candidate, WHOLE, measurement)
+
+    def _spend(self, build_s: float, measure_s: float) -> None:
+        self._budget.spend(build_s / self._workers + measure_s)
+
+    def _add(self, workload: str, candidate: str, schedule: str, measurement: Measurement) -> None:
+        if self._store is not None:
+            repeat = max(1, len(measurement.samples_us))
+            self._store.add(KernelRecord(self.context, workload, candidate, schedule, measurement, repeat=repeat))
+        self._remember(workload, candidate, schedule, measurement)
+        if not measurement.ok and measurement.error:
+            self.failures[measurement.status.value] = self.failures.get(measurement.status.value, 0) + 1
+
+    def _remember(self, workload: str, candidate: str, schedule: str, measurement: Measurement) -> None:
+        known = self._known.setdefault((workload, candidate), Known())
+        if schedule == WHOLE:
+            known.closed, known.reason = True, measurement.error
+        else:
+            known.tries[schedule] = measurement
+
+
+def _text(choice: Candidate | None) -> str:
+    return str(choice) if choice is not None else ""
