@@ -1,4 +1,4 @@
-"""Time single kernels on a device, with cold weights, and survive what they do."""
+"""Time single kernels on a device, operands placed as within a model, and survive what they do."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tvm
 
+from layoutsearch.measure.operand_state import PREPARE
 from layoutsearch.measure.results import DeviceFailed, Measurement, RunFailed, Status
-from layoutsearch.measure.server_functions import FLUSH_ARGS, FLUSH_PREFIX
 from layoutsearch.measure.session import Session
 
 if TYPE_CHECKING:
     from layoutsearch.measure.device import Device
 
 FLUSH = "cache_flush_cpu_non_first_arg"
-_FILL = "tvm.contrib.random.random_fill_for_measure"
+_FILL = "tvm.contrib.random.uniform"
+_FILL_RANGE = 0.5
 _FILL_BYTES_S = 2e7
 _MAX_BUFFER_BYTES = 256 << 20
 
@@ -47,7 +48,8 @@ class KernelCall:
         function: symbol in the library.
         args: shapes and types.
         cold: positions of the arguments that come from memory within a model, its weights; None for all but the first.
-            Devices whose server cannot flush single arguments flush all but the first.
+            The others are written anew by other cores before each run. Devices whose server cannot do that flush all
+            but the first.
     """
 
     function: str
@@ -67,7 +69,7 @@ def time_kernels(
 ) -> list[Measurement]:
     """Upload a library once and time each call `repeat` times after `warmup` runs that do not count.
 
-    With `flush`, the cold arguments of each call are out of the caches before each run, as weights are within a model.
+    With `flush`, the arguments of each call are where they are within a model before each run; see `operand_state`.
     A call that crashes is tried once more; one that crashes again, hangs beyond `timeout_s` or raises is a typed
     failure, and the calls after it are still measured. When the device is gone, all calls from there on are
     infrastructure failures.
@@ -149,13 +151,11 @@ def _time_call(
 
 
 def _flush_function(session: Session, cold: tuple[int, ...] | None) -> str:
-    """Name of the device's function that makes the cold arguments cold; empty if none is."""
-    if cold is None or any(i >= FLUSH_ARGS for i in cold):
+    """Name of the device's function that puts the arguments where they are within a model; see `operand_state`."""
+    if cold is None:
         return FLUSH
-    if not cold:
-        return ""
-    name = f"{FLUSH_PREFIX}{sum(1 << i for i in cold)}"
-    return name if session.function(name) is not None else FLUSH
+    prepare = session.function(PREPARE)
+    return str(prepare(",".join(map(str, sorted(cold))))) if prepare is not None else FLUSH
 
 
 def _buffers(session: Session, specs: Sequence[TensorSpec]) -> list[Any]:
@@ -180,10 +180,13 @@ def _buffers(session: Session, specs: Sequence[TensorSpec]) -> list[Any]:
 
 
 def _new_tensor(session: Session, spec: TensorSpec) -> Any:
-    """Random floats made on the device; zeros for anything else, since random integers are wild indices."""
-    fill = session.function(_FILL) if spec.dtype.startswith("float") else None
+    """Random floats made on the device, small and of both signs so that sums neither saturate nor grow.
+
+    Zeros for anything but float32, since random integers are wild indices.
+    """
+    fill = session.function(_FILL) if spec.dtype == "float32" else None
     if fill is None:
         return tvm.runtime.tensor(np.zeros(spec.shape, spec.dtype), device=session.cpu)
     tensor = tvm.runtime.empty(spec.shape, spec.dtype, session.cpu)
-    fill(tensor)
+    fill(-_FILL_RANGE, _FILL_RANGE, tensor)
     return tensor

@@ -6,13 +6,11 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable
 from pathlib import Path
 
+from layoutsearch.measure import operand_state
+
 IDENTITY = "layoutsearch.server.identity"
-FLUSH_PREFIX = "layoutsearch.server.flush."
-"""Followed by a mask: bit i stands for argument i, which is flushed from the caches."""
-FLUSH_ARGS = 8
 _FEATURES = re.compile(r"^(sse4_[12]|avx.*|fma|f16c|bmi[12]|amx.*|vnni|asimd.*|neon|sve.*|i8mm|bf16|fphp|vfpv4)$")
 
 
@@ -33,19 +31,7 @@ def register(folder: str) -> None:
     def identity() -> str:
         return json.dumps(describe_cpu())
 
-    flush = tvm_ffi.get_global_func("cache_flush_cpu_non_first_arg")
-    for mask in range(1, 1 << FLUSH_ARGS):
-        tvm_ffi.register_global_func(f"{FLUSH_PREFIX}{mask}", _flusher(flush, mask), override=True)
-
-
-def _flusher(flush: Callable[..., None], mask: int) -> Callable[..., None]:
-    """TVM's own function spares the first of its arguments; the others are those of the mask."""
-    chosen = [i for i in range(FLUSH_ARGS) if mask >> i & 1]
-
-    def flush_chosen(*args: object) -> None:
-        flush(args[0], *(args[i] for i in chosen))
-
-    return flush_chosen
+    operand_state.register()
 
 
 def describe_cpu() -> dict[str, object]:

@@ -22,8 +22,8 @@ from layoutsearch.layout.space import SearchSpace, builtin_space, load_space
 from layoutsearch.layout.unmatched import unmatched_rules
 from layoutsearch.measure.builder import Builder
 from layoutsearch.measure.device import Device
+from layoutsearch.measure.operand_state import PREPARE, PROTOCOL
 from layoutsearch.measure.records import RecordContext, RecordStore
-from layoutsearch.measure.server_functions import FLUSH_PREFIX
 from layoutsearch.model.canonicalize import canonicalize
 from layoutsearch.model.fingerprint import fingerprint
 from layoutsearch.model.load import LoadedModel, load
@@ -103,12 +103,12 @@ class _Run:
             records = self.options.records or self.out / "records.sqlite"
             store = stack.enter_context(RecordStore(Path(records)))
             identity = device.identity()
-            if not device.has_function(f"{FLUSH_PREFIX}1"):
+            if not device.has_function(PREPARE):
                 # Other numbers than those of our server: never read as the same.
                 self.templates += " flush-all"
                 self.reporter.note(
-                    "the device's server cannot flush weights alone, so all operands but one are cold and kernels look "
-                    "slower; python -m layoutsearch.measure.server on the device can"
+                    "the device's server cannot place operands as a model does, so all but one are cold and kernels "
+                    "look slower; python -m layoutsearch.measure.server on the device can"
                 )
             context = RecordContext(
                 target=json.dumps(target_json(self.target), sort_keys=True),
@@ -225,8 +225,8 @@ class _Run:
 
 
 def template_versions() -> str:
-    """Versions of all schedule templates: records made with others are not used."""
-    return ",".join(f"{name}{spec.version}" for name, spec in sorted(TEMPLATES.items()))
+    """Versions of all schedule templates and of the way kernels are timed: records made with others are not used."""
+    return ",".join(f"{name}{spec.version}" for name, spec in sorted(TEMPLATES.items())) + f" {PROTOCOL}"
 
 
 def _note(plan: LayoutPlan) -> str:
