@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from layoutsearch.measure import operand_state
+from layoutsearch.measure.caches import available_bytes, describe_caches
 
 IDENTITY = "layoutsearch.server.identity"
 _FEATURES = re.compile(r"^(sse4_[12]|avx.*|fma|f16c|bmi[12]|amx.*|vnni|asimd.*|neon|sve.*|i8mm|bf16|fphp|vfpv4)$")
@@ -35,7 +36,7 @@ def register(folder: str) -> None:
 
 
 def describe_cpu() -> dict[str, object]:
-    """CPU name, instruction sets that matter to kernels, and cores that this process may use."""
+    """CPU name, instruction sets that matter to kernels, cores that this process may use, their caches, free memory."""
     info: dict[str, str] = {}
     path = Path("/proc/cpuinfo")
     if path.exists():
@@ -46,4 +47,10 @@ def describe_cpu() -> dict[str, object]:
     cpu = info.get("model name") or (f"arm {part}" if part else "") or platform.processor() or platform.machine()
     flags = (info.get("flags") or info.get("Features") or "").split()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cpu": cpu, "features": sorted(filter(_FEATURES.match, flags)), "cores": cores}
+    return {
+        "cpu": cpu,
+        "features": sorted(filter(_FEATURES.match, flags)),
+        "cores": cores,
+        "caches": describe_caches(),
+        "memory": available_bytes(),
+    }

@@ -1,0 +1,48 @@
+"""The caches of this machine as Linux tells them; runs on the device, in its server."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+_CPUS = Path("/sys/devices/system/cpu")
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def describe_caches(root: Path = _CPUS, cpus: Iterable[int] | None = None) -> list[dict[str, int]]:
+    """Data and unified caches that the given CPUs (those of this process by default) can use, fastest first.
+
+    Returns:
+        For each level its number, the bytes of one cache and how many of them there are; empty where nothing is said.
+    """
+    if cpus is None:
+        if not hasattr(os, "sched_getaffinity"):
+            return []
+        cpus = os.sched_getaffinity(0)
+    found: dict[int, dict[str, int]] = {}
+    for cpu in sorted(cpus):
+        for index in sorted(root.glob(f"cpu{cpu}/cache/index*")):
+            try:
+                kind, level, size, shared = (
+                    (index / name).read_text().strip() for name in ("type", "level", "size", "shared_cpu_list")
+                )
+            except OSError:
+                continue
+            amount = re.fullmatch(r"(\d+)([KMG]?)", size)
+            if kind != "Instruction" and amount and level.isdigit():
+                found.setdefault(int(level), {})[shared] = int(amount[1]) * _UNITS[amount[2]]
+    return [
+        {"level": level, "bytes": max(caches.values()), "count": len(caches)}
+        for level, caches in sorted(found.items())
+    ]
+
+
+def available_bytes(path: Path = Path("/proc/meminfo")) -> int:
+    """Memory that a new program can have; 0 where nothing is said."""
+    try:
+        said = re.search(r"^MemAvailable:\s*(\d+) kB", path.read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(said[1]) << 10 if said else 0
