@@ -47,6 +47,24 @@ class TransformKey:
         """Bytes of the tensor: as many are read as written."""
         return math.prod(self.shape) * dtype_bytes(self.dtype)
 
+    @property
+    def keeps_order(self) -> bool:
+        """Whether the elements stay in the same order in memory, as from NHWC to NCHW16c with 16 channels."""
+        return self._order(self.source) == self._order(self.target)
+
+    def _order(self, layout: Layout) -> list[tuple[str, int, int]]:
+        """Memory order as runs (axis, step in elements of that axis, extent), outermost first, joined if possible."""
+        runs: list[tuple[str, int, int]] = []
+        for axis, extent in zip(layout.axes, layout.physical_shape(self.shape, self.axes), strict=True):
+            letter = axis.letter.upper()
+            step = 1 if axis.is_inner else layout.block(letter)
+            if extent == 1:
+                continue
+            if runs and runs[-1][0] == letter and runs[-1][1] == step * extent:
+                extent *= runs.pop()[2]
+            runs.append((letter, step, extent))
+        return runs
+
     @classmethod
     def parse(cls, workload: str, candidate: str) -> TransformKey:
         """Inverse of `workload` and `candidate`.

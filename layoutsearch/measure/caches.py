@@ -34,8 +34,7 @@ def describe_caches(root: Path = _CPUS, cpus: Iterable[int] | None = None) -> li
             if kind != "Instruction" and amount and level.isdigit():
                 found.setdefault(int(level), {})[shared] = int(amount[1]) * _UNITS[amount[2]]
     return [
-        {"level": level, "bytes": max(caches.values()), "count": len(caches)}
-        for level, caches in sorted(found.items())
+        {"level": level, "bytes": max(caches.values()), "count": len(caches)} for level, caches in sorted(found.items())
     ]
 
 

@@ -184,5 +184,5 @@ class ProfileStore:
         except OSError as error:
             if temporary is not None:
                 Path(temporary).unlink(missing_ok=True)
-            raise ProfileError(f"cannot write {path}: {error.strerror}; set {HOME_VARIABLE} to another folder") from None
+            raise ProfileError(f"cannot write {path}: {error.strerror}; set {HOME_VARIABLE} to a folder") from None
         return path

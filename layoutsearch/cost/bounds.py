@@ -1,0 +1,89 @@
+"""Lower bounds: what no schedule of a kernel or a layout change can go below on a calibrated device.
+
+A bound is the roofline of the calibrated peaks (Williams, Waterman, Patterson, CACM 2009), with each level of the
+memory hierarchy a roof of its own, plus what any call costs. Every term errs on the low side:
+
+* *operations*: the peak is what the device reached with nothing but multiply-adds in registers, at best; whatever is
+  no multiply-add takes as many instructions and counts half;
+* *cold bytes*: weights are flushed before a kernel is timed, so each comes once through every level;
+* *warm bytes*: what a level and those before it can hold may lie there when the kernel starts (what it reads) and when
+  it ends (what it writes); only the rest has to cross. Bytes that a strided window skips do not count;
+* the terms overlap at best, so the largest counts and not their sum;
+* *the call*: the fastest call of an empty kernel on one thread; the work of a kernel starts after it. Starting other
+  threads costs more, but a kernel need not use them.
+
+What is measured is the kernel alone, as the search costs it. A whole model may beat the sum of its kernels, where its
+weights fit in a cache.
+"""
+
+from __future__ import annotations
+
+from layoutsearch.cost.touched import needed_bytes, needed_flops
+from layoutsearch.layout.candidate import Candidate
+from layoutsearch.layout.facts import KernelFacts
+from layoutsearch.layout.transform import TransformKey
+from layoutsearch.measure.profile import DeviceProfile
+
+# Operators that TVM turns into views, always or where the order of the elements stays.
+_VIEWS = frozenset(
+    {"reshape", "squeeze", "expand_dims", "flatten", "batch_flatten", "permute_dims", "layout_transform"}
+)
+
+
+class Bounds:
+    """Lower bounds in microseconds on one device."""
+
+    def __init__(self, profile: DeviceProfile) -> None:
+        self.profile = profile
+
+    def kernel_us(self, facts: KernelFacts, choice: Candidate | None) -> float:
+        """No schedule of this candidate takes less; 0 for what may become a view of its operand."""
+        if facts.kind in _VIEWS and not facts.epilogue:
+            return 0.0
+        needed = needed_bytes(facts)
+        work_us = max(self._compute_us(facts, choice), self._memory_us(needed.cold, needed.read, needed.written))
+        return work_us + self.profile.least_call_us
+
+    def transform_us(self, key: TransformKey) -> float:
+        """No layout change of this tensor takes less; 0 where the elements stay in order, so that it may be a view."""
+        if key.keeps_order:
+            return 0.0
+        return self._memory_us(0, key.bytes, key.bytes) + self.profile.least_call_us
+
+    def share_of_peak(self, facts: KernelFacts, us: float) -> float | None:
+        """The part of the device's peak FLOP/s that a kernel reaches in `us`; None where no peak was calibrated.
+
+        Counts the operations of the direct algorithm, so a kernel that saves some may exceed 1.
+        """
+        peak = self._peak(facts)
+        return facts.flops / (us * 1e3 * peak) if peak else None
+
+    def _compute_us(self, facts: KernelFacts, choice: Candidate | None) -> float:
+        peak = self._peak(facts)
+        return _family_flops(facts, choice) / (peak * 1e3) if peak else 0.0
+
+    def _peak(self, facts: KernelFacts) -> float | None:
+        tensors = facts.operands or facts.results
+        return self.profile.peak_gflops.get(tensors[0].dtype) if tensors else None
+
+    def _memory_us(self, cold: float, read: float, written: float) -> float:
+        """Time to move bytes: `cold` from memory, the rest from and to the fastest levels that can hold it."""
+        levels = self.profile.levels
+        longest, held = 0.0, 0
+        for index, level in enumerate(levels):
+            crossing = cold + max(0.0, read - held) + max(0.0, written - held)
+            # From here or from further out, which a noisy calibration may have found to be faster.
+            rate = max(outer.gb_s for outer in levels[index:])
+            longest = max(longest, crossing / (rate * 1e3))
+            held += level.bytes
+        return longest
+
+
+def _family_flops(facts: KernelFacts, choice: Candidate | None) -> float:
+    """Fewest operations in the algorithm family of `choice`.
+
+    Candidates are all direct: every multiplication of the definition is done, those with padding too. A family that
+    saves multiplications, such as Winograd's F(m, r) with ((m + r - 1) / (m r))^2 of them, has its share here: the
+    bound of another family does not hold for it.
+    """
+    return needed_flops(facts)
