@@ -2,15 +2,17 @@
 
 Several processes may write at once, and a process may be killed at any moment: SQLite's write-ahead log keeps whole
 transactions or nothing.
+
+History of the file format: 1, kernels and models; 2, `workloads` tells what the kernels compute. A file of an older
+version is brought up to date when it is opened.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,85 +20,27 @@ from typing import Any
 import sqlalchemy as sa
 
 from layoutsearch.errors import LayoutSearchError
+from layoutsearch.layout.facts import KernelFacts
+from layoutsearch.measure.record_values import KernelRecord, ModelRecord, RecordContext, WorkloadRecord, canonical_json
 from layoutsearch.measure.results import Measurement, Status
 
-SCHEMA_VERSION = 1
+__all__ = [
+    "KernelRecord",
+    "ModelRecord",
+    "RecordContext",
+    "RecordError",
+    "RecordStore",
+    "WorkloadRecord",
+    "canonical_json",
+]
+
+SCHEMA_VERSION = 2
 _APPLICATION_ID = 0x4C53_5231  # "LSR1"
 _BUSY_S = 30.0
 
 
 class RecordError(LayoutSearchError):
     """The record file cannot be used."""
-
-
-@dataclass(frozen=True)
-class RecordContext:
-    """Where and with what a measurement was made; records of another context say nothing about this one.
-
-    Attributes:
-        target: Target string that code was built for.
-        device: Device key.
-        cpu: CPU name that the device reported.
-        threads: Threads of a kernel.
-        tvm: TVM version.
-        template: Version of the schedule templates.
-    """
-
-    target: str
-    device: str
-    cpu: str
-    threads: int
-    tvm: str
-    template: str
-
-
-@dataclass(frozen=True)
-class KernelRecord:
-    """One measurement of one kernel (or transform).
-
-    Attributes:
-        context: Where it was made.
-        workload: Workload key.
-        candidate: Candidate key, such as its layouts; empty where the workload says it all.
-        schedule: Schedule parameters, as canonical JSON: see `canonical_json`.
-        measurement: Samples or the typed failure, never an infrastructure failure.
-        warmup: Runs before the samples that did not count.
-        repeat: Samples that were asked for.
-        flush: True if everything but the activation was flushed from the caches before each run.
-        created: Unix time; 0 lets the store fill it in.
-    """
-
-    context: RecordContext
-    workload: str
-    candidate: str
-    schedule: str
-    measurement: Measurement
-    warmup: int = 1
-    repeat: int = 7
-    flush: bool = True
-    created: float = 0.0
-
-
-@dataclass(frozen=True)
-class ModelRecord:
-    """Interleaved samples of whole models: round r of every assignment was taken together.
-
-    Attributes:
-        context: Where they were made.
-        model: Fingerprint of the model.
-        samples_us: Hash of each assignment to its samples by round.
-        created: Unix time; 0 lets the store fill it in.
-    """
-
-    context: RecordContext
-    model: str
-    samples_us: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    created: float = 0.0
-
-
-def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and no spaces: equal values give equal strings."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 _metadata = sa.MetaData()
@@ -140,6 +84,13 @@ _models = sa.Table(
     *_context_columns(),
     sa.Column("samples_us", sa.Text, nullable=False),
     sa.Column("created", sa.Float, nullable=False),
+)
+_workloads = sa.Table(
+    "workloads",
+    _metadata,
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("summary", sa.Text, nullable=False),
+    sa.Column("facts", sa.Text, nullable=False),
 )
 
 
@@ -200,6 +151,25 @@ class RecordStore:
         }
         with self._errors(), self._engine.begin() as connection:
             connection.execute(sa.insert(_models), [row])
+
+    def add_workloads(self, *records: WorkloadRecord) -> None:
+        """Describe workloads, all or none of them; a later description of a key takes the place of an earlier one."""
+        rows = [{"key": r.key, "summary": r.summary, "facts": canonical_json(r.facts.to_json())} for r in records]
+        if rows:
+            with self._errors(), self._engine.begin() as connection:
+                connection.execute(sa.insert(_workloads).prefix_with("OR REPLACE"), rows)
+
+    def workload_records(self) -> tuple[WorkloadRecord, ...]:
+        """The workloads that are described, by key; measurements of others are from before schema 2."""
+        with self._errors(), self._engine.connect() as connection:
+            rows = connection.execute(sa.select(_workloads).order_by(_workloads.c.key)).mappings().all()
+        return tuple(
+            WorkloadRecord(row["key"], row["summary"], KernelFacts.from_json(json.loads(row["facts"]))) for row in rows
+        )
+
+    def workload_facts(self) -> dict[str, KernelFacts]:
+        """Workload key -> what it computes."""
+        return {record.key: record.facts for record in self.workload_records()}
 
     def lookup(
         self, context: RecordContext, workload: str, candidate: str, schedule: str, *, flush: bool = True
@@ -274,6 +244,9 @@ class RecordStore:
                 connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
             elif application != _APPLICATION_ID:
                 raise RecordError(f"{self.path} is a database of another program; name another record file")
+            elif version == 1:
+                _workloads.create(connection, checkfirst=True)
+                connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
             elif version != SCHEMA_VERSION:
                 raise RecordError(
                     f"{self.path} has record schema {version}, this layoutsearch reads {SCHEMA_VERSION}; "

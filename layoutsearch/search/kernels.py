@@ -7,7 +7,7 @@ outcome is a record. Builds and timings alternate, so that nothing is timed whil
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from layoutsearch.layout.transform import TransformKey
 from layoutsearch.measure.builder import Builder, BuildResult
 from layoutsearch.measure.device import Device
 from layoutsearch.measure.kernels import KernelCall, TensorSpec
-from layoutsearch.measure.records import KernelRecord, RecordContext, RecordStore
+from layoutsearch.measure.records import KernelRecord, RecordContext, RecordStore, WorkloadRecord
 from layoutsearch.measure.results import Measurement, Status
 from layoutsearch.search.budget import Budget
 from layoutsearch.search.jobs import KERNELS, TRANSFORM, BuiltKernels, KernelJob, TransformJob, function_name
@@ -52,6 +52,7 @@ class KernelLab:
         self._target, self._folder, self._budget, self._reporter = target, folder, budget, reporter
         self._known: dict[tuple[str, str], Known] = {}
         self._loaded: set[str] = set()
+        self._described: set[str] = set()
         self._files = itertools.count()
         self.measured = 0
         self.failures: dict[str, int] = {}
@@ -74,6 +75,7 @@ class KernelLab:
 
     def measure(self, requests: Sequence[Request], reserve_s: float = 0.0) -> None:
         """Try schedules until each request has its number or the budget is over."""
+        self._describe({r.workload.key: r.workload for r in requests})
         todo = [r for r in requests if self._missing(r) > 0]
         for batch in _batches(todo):
             if self._budget.over(reserve_s):
@@ -134,6 +136,12 @@ class KernelLab:
                     return
                 what = f"{key.workload} {key.candidate}"
                 self._record_built(key.workload, key.candidate, future.result(), what, ())
+
+    def _describe(self, workloads: Mapping[str, Workload]) -> None:
+        """Records hold keys only; what they stand for is written once a run, measured in this run or in an earlier."""
+        new = [w for key, w in workloads.items() if key not in self._described]
+        self._store.add_workloads(*(WorkloadRecord(w.key, w.summary, w.facts) for w in new))
+        self._described.update(w.key for w in new)
 
     def _missing(self, request: Request) -> int:
         known = self.of(request.workload, request.choice)

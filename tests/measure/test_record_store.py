@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -13,10 +14,29 @@ from pathlib import Path
 import pytest
 
 from layoutsearch.errors import LayoutSearchError
-from layoutsearch.measure.records import KernelRecord, ModelRecord, RecordContext, RecordStore, canonical_json
+from layoutsearch.layout.facts import ConvFacts, KernelFacts, OperandFacts
+from layoutsearch.measure.records import (
+    KernelRecord,
+    ModelRecord,
+    RecordContext,
+    RecordStore,
+    WorkloadRecord,
+    canonical_json,
+)
 from layoutsearch.measure.results import Measurement, Status
 
 ROOT = Path(__file__).resolve().parents[2]
+# A file of every format that was ever written; see the history in measure/records.py.
+STORES = Path(__file__).parent / "stores"
+FACTS = KernelFacts(
+    "conv2d",
+    ("add", "relu"),
+    (OperandFacts((1, 16, 8, 8), "NCHW", "float32"), OperandFacts((32, 16, 3, 3), "OIHW", "float32", True)),
+    (OperandFacts((1, 32, 8, 8), "NCHW", "float32"),),
+    ConvFacts(1, 16, 32, (3, 3), (1, 1), (1, 1), 1, (8, 8), (8, 8)),
+    (1, 1),
+    589824,
+)
 CONTEXT = RecordContext("llvm -mcpu=x", "local", "cpu", 2, "0.27.0", "1")
 
 WRITER = """
@@ -174,3 +194,31 @@ def test_a_newer_schema_is_refused(path: Path) -> None:
 
 def test_canonical_json_ignores_the_order_of_keys() -> None:
     assert canonical_json({"b": 1, "a": [2, 3]}) == canonical_json({"a": [2, 3], "b": 1}) == '{"a":[2,3],"b":1}'
+
+
+def test_workloads_come_back_as_they_were_described(path: Path) -> None:
+    conv, pool = WorkloadRecord("conv", "conv2d 1x16", FACTS), WorkloadRecord("pool", "pool", replace(FACTS, conv=None))
+    with RecordStore(path) as store:
+        store.add_workloads(pool, conv)
+        store.add_workloads()
+        store.add_workloads(WorkloadRecord("pool", "max_pool2d", replace(FACTS, conv=None)))
+    with RecordStore(path) as store:
+        assert store.workload_records() == (conv, replace(pool, summary="max_pool2d"))
+        assert store.workload_facts() == {"conv": FACTS, "pool": replace(FACTS, conv=None)}
+
+
+def test_a_file_of_the_first_format_is_brought_up_to_date(path: Path) -> None:
+    path.parent.mkdir()
+    shutil.copy(STORES / "records_1.sqlite", path)
+    with RecordStore(path) as store:
+        first, second = store.records()
+        assert first == replace(ok("conv", us=(1.5, 2.5)), created=7.0)
+        assert second.measurement.status is Status.TIMEOUT
+        (model,) = store.models(CONTEXT, "fingerprint")
+        assert model == ModelRecord(CONTEXT, "fingerprint", {"h1": (1.0, 2.0), "h2": (3.0, 4.0)}, 9.0)
+        assert store.workload_facts() == {}
+        store.add(ok("conv", "new"))
+        store.add_workloads(WorkloadRecord("conv", "conv2d", FACTS))
+    with RecordStore(path) as store:
+        assert len(list(store.records())) == 3
+        assert store.workload_facts() == {"conv": FACTS}

@@ -197,3 +197,17 @@ def test_a_stop_finishes_the_measurement_in_flight_only(node: KernelNode, store:
     kernels.measure([Request(node.workload, choice, 2) for choice in node.choices])
     assert kernels.measured == device.timed == 2
     assert len(list(store.records())) == 2
+
+
+def test_workloads_are_described_in_the_store_whether_measured_now_or_before(
+    node: KernelNode, store: RecordStore, tmp_path: Path
+) -> None:
+    first, _ = lab(StubDevice(), StubBuilder(built), store, tmp_path)
+    first.measure([Request(node.workload, c, 1) for c in node.choices])
+    assert store.workload_facts() == {node.workload.key: node.workload.facts}
+    with RecordStore(tmp_path / "older.sqlite") as older:
+        older.add(*store.records())
+        second, _ = lab(StubDevice(), StubBuilder(built), older, tmp_path)
+        second.measure([Request(node.workload, c, 1) for c in node.choices])
+        assert second.measured == 0
+        assert older.workload_facts() == store.workload_facts()
