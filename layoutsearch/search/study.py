@@ -1,0 +1,291 @@
+"""The search as an Optuna study: one trial is one whole assignment, its value the additive cost in microseconds."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import optuna
+from optuna.exceptions import StorageInternalError
+from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.storages import BaseStorage
+from optuna.study import Study
+from optuna.trial import TrialState
+
+from layoutsearch.errors import LayoutSearchError
+from layoutsearch.measure.results import one_line
+from layoutsearch.search.budget import Budget
+from layoutsearch.search.known import Lab
+from layoutsearch.search.parameters import AssignmentSpace
+from layoutsearch.search.parts import Needs, Parts, parts_of, share_measured
+from layoutsearch.search.reporter import Reporter, Silent
+from layoutsearch.search.sampler import Proposer, SolverSampler
+from layoutsearch.search.skeleton import Skeleton
+from layoutsearch.search.storage import quiet, storage_errors
+from layoutsearch.search.trials import RETRY, WHY, claim, recover, requeue
+
+SAMPLERS = ("solver", "tpe", "random", "nsga2")
+WHOLE_US = "whole_us"
+
+# So many kernels are measured before their sum is compared with the best.
+_CHUNK = 8
+# So many proposals in a row that bring nothing new settle the search.
+_REPEATS = 25
+
+
+class Search(Proposer, Needs, Protocol):
+    """What a study needs of a search: `LazySearch` is one."""
+
+    def evaluate(self, solution: Sequence[int]) -> float:
+        """Additive cost in microseconds by what is measured; infinite where something of it failed."""
+
+    def finished(self) -> bool:
+        """Whether nothing that could still be measured matters."""
+
+
+def study_name(model: str, fingerprint: str, space: AssignmentSpace, **where: str) -> str:
+    """Name of the study of a model in a place: equal if, and only if, its trials can be compared.
+
+    Args:
+        model: for people.
+        fingerprint: of the canonical module.
+        space: the parameters and their choices.
+        where: target, device, threads, versions of templates: whatever else a time depends on.
+    """
+    text = json.dumps([fingerprint, space.digest, sorted(where.items())])
+    return f"{model}-{hashlib.sha256(text.encode('utf-8')).hexdigest()[:12]}"
+
+
+def make_sampler(name: str, space: AssignmentSpace, proposer: Proposer, seed: int | None = None) -> BaseSampler:
+    """The sampler of a name: `solver` proposes by the exact solver, the others are Optuna's, for comparison.
+
+    Raises:
+        LayoutSearchError: no such sampler.
+    """
+    if name == "solver":
+        return SolverSampler(space, proposer, seed=seed)
+    if name == "tpe":
+        return TPESampler(seed=seed)
+    if name == "random":
+        return RandomSampler(seed=seed)
+    if name == "nsga2":
+        return NSGAIISampler(seed=seed)
+    raise LayoutSearchError(f"--sampler {name!r} is unknown; expected one of {', '.join(SAMPLERS)}")
+
+
+def open_study(storage: BaseStorage, name: str, sampler: BaseSampler, attrs: Mapping[str, str] | None = None) -> Study:
+    """Open a study, or begin it. `attrs` are told to people who look at it.
+
+    Raises:
+        StorageError: the storage does not answer.
+    """
+    with quiet(), storage_errors(storage):
+        study = optuna.create_study(
+            storage=storage, study_name=name, sampler=sampler, direction="minimize", load_if_exists=True
+        )
+        known = study.user_attrs
+        for key, value in {"unit": "us", **(attrs or {})}.items():
+            if known.get(key) != value:
+                study.set_user_attr(key, value)
+    return study
+
+
+@dataclass(frozen=True)
+class StudyOutcome:
+    """What a loop over trials came to.
+
+    Attributes:
+        trials: told by this process.
+        solution: the best assignment of the study, None if no trial of it is complete.
+        cost_us: its additive cost as it was told.
+        reason: `finished` (the search itself has no more to ask), `settled` (proposals repeat), `trials` (as many as
+            were asked for), `budget` or `interrupted`.
+    """
+
+    trials: int
+    solution: tuple[int, ...] | None
+    cost_us: float
+    reason: str
+
+
+class StudySearch:
+    """Asks for assignments, measures what they use, tells what they cost.
+
+    Args:
+        study: see `open_study`; its sampler proposes.
+        storage: that of the study.
+        space: parameters of the study.
+        skeleton: of the model.
+        lab: measures.
+        search: tells what an assignment needs and costs.
+        budget: when to stop.
+        reporter: told of progress.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        storage: BaseStorage,
+        space: AssignmentSpace,
+        skeleton: Skeleton,
+        lab: Lab,
+        search: Search,
+        budget: Budget,
+        reporter: Reporter | None = None,
+    ) -> None:
+        self._study, self._storage, self._space, self._skeleton = study, storage, space, skeleton
+        self._lab, self._search, self._budget = lab, search, budget
+        self._reporter = reporter or Silent()
+        # Trials that were read, the assignments told by them, and the trials of those that are complete.
+        self._read: set[int] = set()
+        self._told: set[tuple[int, ...]] = set()
+        self._complete: dict[tuple[int, ...], int] = {}
+        self._best: tuple[float, tuple[int, ...] | None] = (math.inf, None)
+        with storage_errors(storage):
+            for note in recover(study, storage, space.distributions):
+                self._reporter.note(note)
+
+    def run(self, *, max_trials: int | None = None, repeats: int = _REPEATS, reserve_s: float = 0.0) -> StudyOutcome:
+        """Run trials until the search has finished or settled, or the budget is over but for `reserve_s` seconds.
+
+        A trial in flight when the time is over is told as failed and is the first one of the next run.
+
+        Args:
+            max_trials: at most so many.
+            repeats: so many assignments in a row that were known and left nothing to measure settle the search.
+            reserve_s: seconds of the budget to leave.
+        """
+        self._reporter.stage("trials", max_trials or 0)
+        with storage_errors(self._storage):
+            return self._run(max_trials, repeats, reserve_s)
+
+    def _run(self, max_trials: int | None, repeats: int, reserve_s: float) -> StudyOutcome:
+        self._catch_up()
+        count = repeated = 0
+        while True:
+            reason = self._why_stop(reserve_s)
+            reason = reason or ("trials" if count == max_trials else "settled" if repeated == repeats else "")
+            if reason:
+                self._catch_up()
+                return StudyOutcome(count, self._best[1], self._best[0], reason)
+            fresh = self._trial(reserve_s)
+            count, repeated = count + 1, 0 if fresh else repeated + 1
+
+    def note_whole(self, solution: Sequence[int], us: float) -> bool:
+        """Remember what an assignment took as a whole model; False if no complete trial of the study has it.
+
+        Optuna lets nothing be added to a finished trial, so it is an attribute of the study: `whole_us/<trial>`.
+        """
+        self._catch_up()
+        number = self._complete.get(tuple(solution))
+        if number is not None:
+            self._study.set_user_attr(f"{WHOLE_US}/{number}", us)
+        return number is not None
+
+    def _why_stop(self, reserve_s: float) -> str:
+        if self._budget.interrupted:
+            return "interrupted"
+        if self._budget.over(reserve_s):
+            return "budget"
+        return "finished" if self._search.finished() else ""
+
+    def _trial(self, reserve_s: float) -> bool:
+        """Run a trial; False if its assignment was known and nothing of it had to be measured."""
+        trial = self._study.ask()
+        claim(trial)
+        with self._told_if_failing(trial):
+            for name, distribution in self._space.distributions.items():
+                trial.suggest_categorical(name, distribution.choices)
+            solution = self._space.solution(trial.params)
+            self._catch_up()
+            known, before = solution in self._told, self._lab.measured
+            parts = self._measure(trial, solution, reserve_s)
+            trial.set_user_attr("transforms", len(self._skeleton.transforms(solution)))
+            trial.set_user_attr("measured", self._lab.measured - before)
+            trial.set_user_attr("share_measured", round(share_measured(self._skeleton, self._lab), 4))
+            self._tell(trial, solution, parts, reserve_s)
+        self._reporter.step(f"trial {trial.number}")
+        return not known or self._lab.measured > before
+
+    def _measure(self, trial: optuna.Trial, solution: tuple[int, ...], reserve_s: float) -> Parts:
+        """Measure what a solution needs, a few kernels at a time, until its fate is certain or the time is over."""
+        for step in itertools.count():
+            parts = parts_of(self._skeleton, self._lab, self._search, solution)
+            certain = not parts.open or parts.failure or parts.settled_us > self._best_us
+            if parts.open:
+                trial.report(parts.settled_us, step)
+            if certain or self._budget.over(reserve_s):
+                return parts
+            self._reporter.step(f"trial {trial.number}: {parts.open} to measure", 0)
+            # Transforms last: those of an assignment that is given up need not be measured.
+            if parts.kernels:
+                self._lab.measure(parts.kernels[:_CHUNK], reserve_s)
+            else:
+                self._lab.measure_transforms(parts.transforms, reserve_s)
+            after = self._search.requests(solution)
+            if (tuple(after[0]), tuple(after[1])) == (parts.kernels, parts.transforms):
+                return parts
+        raise AssertionError("unreachable")
+
+    def _tell(self, trial: optuna.Trial, solution: tuple[int, ...], parts: Parts, reserve_s: float) -> None:
+        if parts.failure:
+            self._fail(trial, parts.failure)
+        elif not parts.open:
+            cost_us = self._search.evaluate(solution)
+            if not math.isfinite(cost_us):
+                self._fail(trial, "its cost is not finite: a layout change that it needs does not exist")
+                return
+            if cost_us < self._best_us:
+                self._reporter.best(f"trial {trial.number}: {cost_us / 1e3:.3f} ms by its parts")
+            self._study.tell(trial, cost_us)
+        elif parts.settled_us > self._best_us:
+            self._study.tell(trial, state=TrialState.PRUNED)
+        elif self._budget.over(reserve_s):
+            self._fail(trial, "the run was stopped", retry=True)
+        else:
+            self._fail(trial, f"{parts.open} of its parts were asked for and not measured")
+
+    def _fail(self, trial: optuna.Trial, why: str, *, retry: bool = False) -> None:
+        trial.set_user_attr(WHY, why)
+        trial.set_user_attr(RETRY, retry)
+        self._study.tell(trial, state=TrialState.FAIL)
+        self._reporter.note(f"trial {trial.number}: {why}")
+        if retry:
+            requeue(self._study, self._space.distributions)
+
+    @contextmanager
+    def _told_if_failing(self, trial: optuna.Trial) -> Iterator[None]:
+        """A trial in flight is told before an error, or Ctrl-C, goes on its way."""
+        try:
+            yield
+        except StorageInternalError:
+            raise
+        except BaseException as error:
+            self._fail(trial, f"{type(error).__name__}: {one_line(error)}", retry=True)
+            raise
+
+    @property
+    def _best_us(self) -> float:
+        return self._best[0]
+
+    def _catch_up(self) -> None:
+        """Read what this process and others have told since the last time."""
+        finished = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+        for trial in self._study.get_trials(deepcopy=False, states=finished):
+            if trial.number in self._read:
+                continue
+            self._read.add(trial.number)
+            if trial.user_attrs.get(RETRY) or not trial.params.keys() >= self._space.distributions.keys():
+                continue
+            solution = self._space.solution(trial.params)
+            self._told.add(solution)
+            if trial.state is TrialState.COMPLETE and trial.value is not None:
+                self._complete[solution] = trial.number
+                if trial.value < self._best_us:
+                    self._best = (trial.value, solution)
