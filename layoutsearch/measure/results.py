@@ -99,6 +99,18 @@ class Measurement:
         return (high - low) / self.median_us if self.median_us > 0 else 0.0
 
 
+def undisturbed_us(measurement: Measurement) -> float:
+    """Lower quartile of the samples; infinite for a failure.
+
+    What disturbs a kernel of a few microseconds (another process on a core, an interrupt) only ever adds time, and a
+    thread that waits for a core adds milliseconds; half of the samples being hit is common on a shared machine.
+    """
+    if not measurement.ok:
+        return float("inf")
+    ordered = sorted(measurement.samples_us)
+    return ordered[(len(ordered) - 1) // 4]
+
+
 _NOISE = (
     "Stack trace",
     "Traceback",

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.transform import TransformKey
-from layoutsearch.measure.results import Measurement
+from layoutsearch.measure.results import Measurement, undisturbed_us
 from layoutsearch.search.workloads import Workload
 
 # Names the record that speaks of a candidate as a whole: no further schedule exists, or none can be built.
@@ -43,18 +43,6 @@ class Known:
     def best_us(self) -> float:
         """Time of the fastest try; infinite without one."""
         return self.best[1] if self.best else float("inf")
-
-
-def undisturbed_us(measurement: Measurement) -> float:
-    """Lower quartile of the samples.
-
-    What disturbs a kernel of a few microseconds (another process on a core, an interrupt) only ever adds time, and a
-    thread that waits for a core adds milliseconds; half of the samples being hit is common on a shared machine.
-    """
-    if not measurement.ok:
-        return float("inf")
-    ordered = sorted(measurement.samples_us)
-    return ordered[(len(ordered) - 1) // 4]
 
 
 @dataclass(frozen=True)
