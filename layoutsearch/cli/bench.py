@@ -12,6 +12,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from layoutsearch.cli.bench_record import record
+from layoutsearch.cli.bench_solver import solver
+
 
 @click.group()
 def bench() -> None:
@@ -56,3 +59,7 @@ def model(model: str, plan_path: str, against: str, save: str | None, as_json: b
         interval = f"{comparison.ci[0]:.3f} to {comparison.ci[1]:.3f}" if comparison else ""
         table.add_row(row.name, f"{row.ms:.3f}", f"{row.spread:.1%}", ratio, interval, f"{row.max_rel_error:.1e}")
     Console(width=None if sys.stdout.isatty() else 110).print(table)
+
+
+bench.add_command(record)
+bench.add_command(solver)
