@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 
 from layoutsearch.cli.bench import bench
+from layoutsearch.cli.device import device
 from layoutsearch.errors import LayoutSearchError
 
 INTERRUPTED = 130
@@ -174,6 +175,7 @@ def explain(plan_path: str, everything: bool) -> None:
 
 
 cli.add_command(bench)
+cli.add_command(device)
 
 
 def main() -> None:

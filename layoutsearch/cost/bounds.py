@@ -9,6 +9,7 @@ memory hierarchy a roof of its own, plus what any call costs. Every term errs on
 * *warm bytes*: what a level and those before it can hold may lie there when the kernel starts (what it reads) and when
   it ends (what it writes); only the rest has to cross. Bytes that a strided window skips do not count;
 * the terms overlap at best, so the largest counts and not their sum;
+* *the clock*: at another time it may be faster than while the device was calibrated, so all rates get an allowance;
 * *the call*: the fastest call of an empty kernel on one thread; the work of a kernel starts after it. Starting other
   threads costs more, but a kernel need not use them.
 
@@ -30,11 +31,20 @@ _VIEWS = frozenset(
 )
 
 
-class Bounds:
-    """Lower bounds in microseconds on one device."""
+_ALLOWANCE = 0.05
 
-    def __init__(self, profile: DeviceProfile) -> None:
+
+class Bounds:
+    """Lower bounds in microseconds on one device.
+
+    Args:
+        profile: of the device.
+        allowance: by what part its rates may be exceeded.
+    """
+
+    def __init__(self, profile: DeviceProfile, allowance: float = _ALLOWANCE) -> None:
         self.profile = profile
+        self._scale = 1.0 / (1.0 + allowance)
 
     def kernel_us(self, facts: KernelFacts, choice: Candidate | None) -> float:
         """No schedule of this candidate takes less; 0 for what may become a view of its operand."""
@@ -42,13 +52,13 @@ class Bounds:
             return 0.0
         needed = needed_bytes(facts)
         work_us = max(self._compute_us(facts, choice), self._memory_us(needed.cold, needed.read, needed.written))
-        return work_us + self.profile.least_call_us
+        return work_us * self._scale + self.profile.least_call_us
 
     def transform_us(self, key: TransformKey) -> float:
         """No layout change of this tensor takes less; 0 where the elements stay in order, so that it may be a view."""
         if key.keeps_order:
             return 0.0
-        return self._memory_us(0, key.bytes, key.bytes) + self.profile.least_call_us
+        return self._memory_us(0, key.bytes, key.bytes) * self._scale + self.profile.least_call_us
 
     def share_of_peak(self, facts: KernelFacts, us: float) -> float | None:
         """The part of the device's peak FLOP/s that a kernel reaches in `us`; None where no peak was calibrated.
