@@ -128,12 +128,16 @@ class DeviceProfile:
         return profile
 
 
+def user_folder() -> Path:
+    """What is kept between runs of any model: the user's folder of layoutsearch, or what LAYOUTSEARCH_HOME names."""
+    return Path(os.environ.get(HOME_VARIABLE) or click.get_app_dir("layoutsearch"))
+
+
 class ProfileStore:
     """Profiles as JSON files in the user's folder of layoutsearch, or in the one that LAYOUTSEARCH_HOME names."""
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
-        home = os.environ.get(HOME_VARIABLE) or click.get_app_dir("layoutsearch")
-        self.folder = Path(folder) if folder is not None else Path(home) / "devices"
+        self.folder = Path(folder) if folder is not None else user_folder() / "devices"
 
     def path(self, identity: DeviceIdentity, target: str) -> Path:
         """Where the profile of a device lies, for code built for `target`."""
