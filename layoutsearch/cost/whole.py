@@ -33,7 +33,7 @@ class WholeShape:
     """An assignment, in the additive model.
 
     Attributes:
-        additive_us: kernels and transforms added up.
+        additive_us: kernels and transforms added up, with what the virtual machine adds to each.
         log_additive: its natural logarithm.
         calls_per_us: kernels and transforms in a microsecond: what every call costs counts that often.
         transform_share: share of the time in layout changes.
@@ -76,7 +76,8 @@ def whole_shape(
         machine: the device.
     """
     moved = sum(us for _, us in transforms)
-    total = max(1e-9, sum(us for *_, us in kernels) + moved)
+    calls = len(kernels) + len(transforms)
+    total = max(1e-9, sum(us for *_, us in kernels) + moved + calls * machine.vm_call_us)
     shares = dict.fromkeys(("memory", "short", "last", "blocked"), 0.0)
     weights = over = 0.0
     for facts, choice, us in kernels:
@@ -92,7 +93,7 @@ def whole_shape(
     return WholeShape(
         additive_us=total,
         log_additive=math.log(total),
-        calls_per_us=(len(kernels) + len(transforms)) / total,
+        calls_per_us=calls / total,
         transform_share=moved / total,
         memory_share=shares["memory"] / total,
         weights_share=weights / machine.memory_gb_s / 1e3 / total,
