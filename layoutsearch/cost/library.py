@@ -1,7 +1,7 @@
 """What earlier runs measured on this kind of device, of any model: a cost model of a new model starts from it.
 
-One gzip file of JSON a model, in a folder for each device, target and version of templates and TVM, below the user's folder of
-layoutsearch. Runs of the same model replace each other's file; two at once leave one of the two.
+One gzip file of JSON a model, in a folder for each device, target and version of templates and TVM, below the user's
+folder of layoutsearch. Runs of the same model replace each other's file; two at once leave one of the two.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class ModelRows:
     """
 
     model: str
-    rows: Rows = Rows()
+    rows: Rows = field(default_factory=Rows)
     wholes: tuple[WholeRow, ...] = ()
 
 
