@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.transform import TransformKey
+from layoutsearch.measure.device import DeviceIdentity
 from layoutsearch.measure.records import KernelRecord, RecordContext, RecordStore
 from layoutsearch.measure.results import Measurement, Status
 from layoutsearch.replay.clock import SimulatedBudget
@@ -18,16 +20,28 @@ from layoutsearch.search.workloads import Workload
 WORKERS = 2
 
 
+def replay_identity(table: Table) -> DeviceIdentity:
+    """The recorded device under a key of its own, so that no plan of a replay passes for one that was measured."""
+    device = table.header.device
+    return DeviceIdentity(
+        key=f"replay:{device['key']}",
+        cpu=device["cpu"],
+        features=tuple(device["features"]),
+        cores=device["cores"],
+        threads=table.header.threads,
+    )
+
+
 def replay_context(table: Table) -> RecordContext:
     """Context of the records that a replay writes: never mixed up with measurements made now, or of another table."""
     header = table.header
     return RecordContext(
-        target=str(header.target.get("kind", "")),
-        device=str(header.device.get("key", "")),
-        cpu=str(header.device.get("cpu", "")),
+        target=json.dumps(dict(header.target), sort_keys=True),
+        device=replay_identity(table).key,
+        cpu=header.device["cpu"],
         threads=header.threads,
         tvm=header.tvm,
-        template=f"{header.templates} replay {table.id}",
+        template=f"{header.templates} table {table.id}",
     )
 
 

@@ -65,7 +65,7 @@ def read_header(data: Mapping[str, Any]) -> TableHeader:
         model=_typed(data, "model", str),
         fingerprint=_typed(data, "fingerprint", str),
         target=_typed(data, "target", dict),
-        device=_typed(data, "device", dict),
+        device=_device(_typed(data, "device", dict)),
         profile=data["profile"] if data["profile"] is None else _typed(data, "profile", dict),
         threads=_typed(data, "threads", int),
         tvm=_typed(data, "tvm", str),
@@ -229,6 +229,12 @@ def _typed(data: Mapping[str, Any], name: str, kind: type) -> Any:
     if not isinstance(value, kind) or isinstance(value, bool):
         raise ValueError(f"{name} is {value!r}, expected {kind.__name__}")
     return value
+
+
+def _device(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name, kind in {"key": str, "cpu": str, "features": list, "cores": int, "threads": int}.items():
+        _typed(data, name, kind)
+    return data
 
 
 def _number(value: Any) -> float:

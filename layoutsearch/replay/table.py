@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import json
 import os
+import statistics
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -121,6 +122,23 @@ class Table:
     def additive_us(self, solution: Sequence[int]) -> float:
         """Time of an assignment in the additive model, under the fastest recorded schedules."""
         return self.problem.evaluate(solution).total
+
+    @cached_property
+    def whole_us(self) -> Mapping[tuple[int, ...], float]:
+        """Median time of each assignment that was timed whole, groups brought to the scale of what they share.
+
+        A group is slow or fast as a whole with what else the machine did at the time.
+        """
+        medians: dict[tuple[int, ...], dict[int, float]] = {}
+        for whole in self.wholes:
+            medians.setdefault(whole.solution, {})[whole.group] = whole.median_us
+        shared = max(medians.values(), key=len, default={})
+        typical = statistics.median(shared.values()) if shared else 0.0
+        scale = {group: typical / us for group, us in shared.items()}
+        return {
+            solution: statistics.median(us * scale.get(group, 1.0) for group, us in groups.items())
+            for solution, groups in medians.items()
+        }
 
     def _known(self, workload: str, candidate: str, summary: str) -> Known:
         known = Known(closed=True)
