@@ -18,6 +18,7 @@ from layoutsearch.errors import DeviceError, LayoutSearchError
 from layoutsearch.measure.builder import Builder
 from layoutsearch.measure.device import Device
 from layoutsearch.measure.operand_state import PREPARE
+from layoutsearch.measure.profile import ProfileStore
 from layoutsearch.measure.records import ModelRecord, RecordStore
 from layoutsearch.model.samples import sample_inputs
 from layoutsearch.plan.apply import target_json
@@ -214,10 +215,7 @@ class _Recorder:
     def _time_group(self, program: Program, group: int, members: Sequence[Labeled]) -> set[tuple[int, ...]]:
         """Build, validate and time assignments together; those that came through."""
         options = self._options
-        names = {
-            str(WholeLabel(group, options.starts, label, solution, self._digest(solution))): solution
-            for label, solution in members
-        }
+        names = {f"{number + 1} {label}": solution for number, (label, solution) in enumerate(members)}
         self._lab.measure_transforms([key for _, solution in members for key in program.transforms(solution)])
         program = build_program(self._skeleton, self._lab)
         self._reporter.stage(f"whole models, group {group + 1}", len(names) + options.rounds)
@@ -228,7 +226,13 @@ class _Recorder:
         samples = self._whole.time(built, options.rounds, options.seed + group, options.starts)
         for each in built.values():
             Path(each.path).unlink(missing_ok=True)
-        self._store.add_models(ModelRecord(self._context, self._setup.fingerprint, samples))
+        labels = dict(zip(names, (label for label, _ in members), strict=True))
+        recorded = {
+            str(WholeLabel(group, options.starts, labels[name], names[name], self._digest(names[name]))): values
+            for name, values in samples.items()
+        }
+        if recorded:
+            self._store.add_models(ModelRecord(self._context, self._setup.fingerprint, recorded))
         return {names[name] for name in samples}
 
     def _timed(self, program: Program) -> list[RecordedWhole]:
@@ -258,8 +262,19 @@ class _Recorder:
         return tuple(found)
 
     def _collect(self, wholes: Sequence[RecordedWhole]) -> Table:
+        profile = ProfileStore().load(self._identity, self._context.target)
+        if profile is None:
+            self._reporter.note("the device is not calibrated, so the table carries no profile: device calibrate, then "
+                                "record again, which measures nothing twice")  # fmt: skip
         table = collect(
-            self._setup, self._identity, None, self._store, self._context, self._builds, wholes, str(self._options.out)
+            self._setup,
+            self._identity,
+            profile.to_json() if profile is not None else None,
+            self._store,
+            self._context,
+            self._builds,
+            wholes,
+            str(self._options.out),
         )
         for workload, choice in table.candidates:
             if not table.of(workload, choice).tries and not table.of(workload, choice).reason:

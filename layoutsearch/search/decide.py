@@ -24,7 +24,7 @@ from layoutsearch.search.reporter import Reporter
 from layoutsearch.search.runfile import RunFile
 from layoutsearch.search.skeleton import Skeleton, build_skeleton, uniform_solution
 from layoutsearch.search.solve import solve
-from layoutsearch.search.whole import Built, WholeLab
+from layoutsearch.search.whole import Built, Whole
 from layoutsearch.search.workloads import KernelNode
 
 _TRANSFORM_ROUNDS = 12
@@ -59,7 +59,7 @@ class Decision:
         nodes: Sequence[KernelNode],
         layouts: Sequence[Layout],
         lab: Lab,
-        whole: WholeLab,
+        whole: Whole,
         store: RecordStore,
         record_context: RecordContext,
         folder: Path,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -48,8 +49,22 @@ class Built:
     max_rel_error: float
 
 
+class Whole(Protocol):
+    """Builds, validates and times plans: on a device, or from a recorded table."""
+
+    @property
+    def weights(self) -> str:
+        """Key of what plans are validated against."""
+
+    def build(self, plans: Mapping[str, LayoutPlan]) -> dict[str, Built]:
+        """Build and validate plans; those that fail are left out."""
+
+    def time(self, built: Mapping[str, Built], rounds: int, seed: int, starts: int = 1) -> dict[str, tuple[float, ...]]:
+        """Interleaved samples by label, equally many of each."""
+
+
 class WholeLab:
-    """Builds, validates and times plans. One per run.
+    """Builds, validates and times plans. One per run. Implements `Whole` on a device.
 
     `reference` is where the outputs of the untouched module are kept, and their key; see `search.reference`.
     """
