@@ -100,7 +100,7 @@ def shown(storage: str) -> str:
     """A storage for messages: without its password."""
     try:
         return sa.engine.make_url(storage).render_as_string(hide_password=True)
-    except sa.exc.ArgumentError:
+    except (sa.exc.ArgumentError, ValueError):
         return storage.rpartition("@")[2]
 
 
