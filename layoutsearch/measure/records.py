@@ -203,10 +203,21 @@ class RecordStore:
         workload: str | None = None,
         candidate: str | None = None,
         flush: bool | None = None,
+        after: int | None = None,
+        upto: int | None = None,
     ) -> Iterator[KernelRecord]:
-        """Measurements of kernels, oldest first."""
+        """Measurements of kernels, oldest first; with `after` and `upto`, those from one `mark` to another."""
         query = _select(context, workload=workload, candidate=candidate, flush=flush).order_by(_kernels.c.id)
+        if after is not None:
+            query = query.where(_kernels.c.id > after)
+        if upto is not None:
+            query = query.where(_kernels.c.id <= upto)
         return iter(self._kernel_records(query))
+
+    def mark(self) -> int:
+        """A number that grows with every measurement of a kernel."""
+        with self._errors(), self._engine.connect() as connection:
+            return int(connection.execute(sa.select(sa.func.coalesce(sa.func.max(_kernels.c.id), 0))).scalar_one())
 
     def workloads(self, context: RecordContext | None = None) -> tuple[str, ...]:
         """Workload keys that have records, sorted."""

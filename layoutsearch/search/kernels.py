@@ -19,11 +19,12 @@ from layoutsearch.layout.transform import TransformKey
 from layoutsearch.measure.builder import Builder, BuildResult
 from layoutsearch.measure.device import Device
 from layoutsearch.measure.kernels import KernelCall, TensorSpec
-from layoutsearch.measure.records import KernelRecord, RecordContext, RecordStore, WorkloadRecord
+from layoutsearch.measure.records import RecordContext, RecordStore, WorkloadRecord
 from layoutsearch.measure.results import Measurement, Status
 from layoutsearch.search.budget import Budget
 from layoutsearch.search.jobs import KERNELS, TRANSFORM, BuiltKernels, KernelJob, TransformJob, function_name
 from layoutsearch.search.known import WHOLE, Known, Request
+from layoutsearch.search.memory import LabMemory
 from layoutsearch.search.reporter import Reporter
 from layoutsearch.search.workloads import Workload
 
@@ -35,7 +36,10 @@ _MUCH_BYTES = 2 << 20
 
 
 class KernelLab:
-    """Builds, times, records and remembers kernels. One per run."""
+    """Builds, times, records and remembers kernels. One per run.
+
+    With `began`, a mark of the store, what was recorded later is recalled when it is asked for; see `LabMemory`.
+    """
 
     def __init__(
         self,
@@ -47,35 +51,38 @@ class KernelLab:
         folder: Path,
         budget: Budget,
         reporter: Reporter,
+        began: int | None = None,
     ) -> None:
         self._device, self._builder, self._store, self._context = device, builder, store, context
         self._target, self._folder, self._budget, self._reporter = target, folder, budget, reporter
-        self._known: dict[tuple[str, str], Known] = {}
-        self._loaded: set[str] = set()
+        self._memory = LabMemory(store, context, began)
         self._described: set[str] = set()
         self._files = itertools.count()
         self.measured = 0
-        self.failures: dict[str, int] = {}
 
-    def known(self, workload: str, candidate: str) -> Known:
-        """What is known so far; from the records at first."""
-        if workload not in self._loaded:
-            self._loaded.add(workload)
-            for record in self._store.records(self._context, workload=workload, flush=True):
-                self._remember(record)
-        return self._known.setdefault((workload, candidate), Known())
+    @property
+    def failures(self) -> Mapping[str, int]:
+        """How many failed, by status."""
+        return self._memory.failures
 
     def of(self, workload: Workload, choice: Candidate | None) -> Known:
         """What is known of a candidate."""
-        return self.known(workload.key, _text(choice))
+        return self._memory.known(workload.key, _text(choice))
 
     def transform(self, key: TransformKey) -> Known:
         """What is known of a transform."""
-        return self.known(key.workload, key.candidate)
+        return self._memory.known(key.workload, key.candidate)
+
+    def recall(self, requests: Sequence[Request], keys: Iterable[TransformKey] = ()) -> bool:
+        """See `Lab`."""
+        found = [self._memory.recall(r.workload.key, _text(r.choice), r.tries) for r in requests]
+        found += [self._memory.recall(key.workload, key.candidate, 1) for key in keys]
+        return any(found)
 
     def measure(self, requests: Sequence[Request], reserve_s: float = 0.0) -> None:
         """Try schedules until each request has its number or the budget is over."""
         self._describe({r.workload.key: r.workload for r in requests})
+        self.recall(requests)
         todo = [r for r in requests if self._missing(r) > 0]
         for batch in _batches(todo):
             if self._budget.over(reserve_s):
@@ -93,6 +100,9 @@ class KernelLab:
 
         The fastest of many noisy measurements is the luckiest as well; the later measurement counts.
         """
+        for request in requests:
+            for schedule in self._unrefined(request):
+                self._memory.recall_again(request.workload.key, _text(request.choice), schedule)
         todo = [r for r in requests if self._unrefined(r)]
         for batch in _batches(todo):
             if self._budget.over(reserve_s):
@@ -124,7 +134,9 @@ class KernelLab:
 
     def measure_transforms(self, keys: Iterable[TransformKey], reserve_s: float = 0.0) -> None:
         """Measure transforms that are not known yet."""
-        todo = [k for k in dict.fromkeys(keys) if not (self.transform(k).tries or self.transform(k).closed)]
+        keys = list(dict.fromkeys(keys))
+        self.recall((), keys)
+        todo = [k for k in keys if not (self.transform(k).tries or self.transform(k).closed)]
         for batch in _batches(todo):
             if self._budget.over(reserve_s):
                 return
@@ -202,18 +214,7 @@ class KernelLab:
     def _add(
         self, workload: str, candidate: str, schedule: str, measurement: Measurement, repeat: int = _REPEAT
     ) -> None:
-        record = KernelRecord(self._context, workload, candidate, schedule, measurement, repeat=repeat)
-        self._store.add(record)
-        self._remember(record)
-        if not measurement.ok and measurement.error:
-            self.failures[measurement.status.value] = self.failures.get(measurement.status.value, 0) + 1
-
-    def _remember(self, record: KernelRecord) -> None:
-        known = self._known.setdefault((record.workload, record.candidate), Known())
-        if record.schedule == WHOLE:
-            known.closed, known.reason = True, record.measurement.error
-        else:
-            known.tries[record.schedule] = record.measurement
+        self._memory.add(workload, candidate, schedule, measurement, repeat)
 
     def _output(self) -> str:
         return str(self._folder / f"kernels_{next(self._files)}.so")

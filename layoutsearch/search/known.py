@@ -71,6 +71,12 @@ class Lab(Protocol):
     def transform(self, key: TransformKey) -> Known:
         """What is known of a transform."""
 
+    def recall(self, requests: Sequence[Request], keys: Iterable[TransformKey] = ()) -> bool:
+        """Know again what this run measured of these before it was stopped, and measure nothing; whether it did.
+
+        Only in a run that is resumed; `measure`, `refine` and `measure_transforms` recall first.
+        """
+
     def measure(self, requests: Sequence[Request], reserve_s: float = 0.0) -> None:
         """Try schedules until each request has its number or the budget is over."""
 
