@@ -12,6 +12,7 @@ from layoutsearch.layout.facts import ConvFacts, KernelFacts, OperandFacts
 _CONVOLUTIONS = frozenset({"conv2d", "conv2d_pointwise", "conv2d_depthwise", "conv2d_grouped"})
 _TRANSPOSED = "conv2d_transpose"
 _POOLS = frozenset(name.rsplit(".", 1)[-1] for name in kinds.POOLS)
+_ADAPTIVE = "adaptive_avg_pool2d"
 _RESIZE = kinds.RESIZE.rsplit(".", 1)[-1]
 # Where a branch is not taken its operand need not be read.
 _ELEMENTWISE = frozenset(name.rsplit(".", 1)[-1] for name in kinds.ELEMENTWISE) - {"where"}
@@ -78,6 +79,8 @@ def _touched_share(facts: KernelFacts) -> float:
     if facts.kind == _RESIZE:
         # Upwards every pixel is used; downwards one for each of the result at least.
         return math.prod(min(1.0, made / max(1, given)) for given, made, _ in pairs)
+    if facts.kind == _ADAPTIVE:
+        return 1.0
     return math.prod(_pool_touched(*pair) / max(1, pair[0]) for pair in pairs)
 
 
@@ -93,11 +96,15 @@ def _conv_touched(conv: ConvFacts, axis: int) -> int:
 
 
 def _pool_touched(given: int, made: int, window: int) -> int:
-    """Likewise for a pool, whose stride is not known but is about `given` / `made`."""
-    if window >= given:
-        return given
-    unread = -(-given // max(1, made)) - 1
-    return max(0, min(given - unread, made * window - 2 * (window - 1)))
+    """Likewise for a pool, whose stride and padding are not known, whatever they are."""
+    padding = 2 * (window - 1)
+    least = [given]
+    if made * window <= given + padding:  # a stride of the window or more
+        least.append(made * window - padding)
+    if window > 1:  # a smaller stride: no gaps, and less than a stride is left over at the end
+        stride = window - 1 if made == 1 else min(window - 1, (given + padding - window) // (made - 1))
+        least.append(given - stride + 1)
+    return max(0, min(least))
 
 
 def _uncropped(conv: ConvFacts, axis: int) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from layoutsearch.measure.profile import MEMORY, MemoryLevel
 
 # A working set of less than that many times the level before still has a good part of its hits there.
-_CLEAR = 2.0
+_CLEAR = 1.5
 # A level is slower than the one before it by at least this factor; less is noise.
 _DROP = 0.6
 # From one size to the next the curve falls by less than this within a level.
@@ -72,10 +73,17 @@ def falls(points: Sequence[CurvePoint]) -> list[int]:
 
     Points on a slope count to the faster level: a capacity that is too large makes a bound low, not wrong.
     """
-    if not points:
+    sizes: dict[int, CurvePoint] = {}
+    for point in points:
+        # Kernels of several kinds have working sets that are nearly the same.
+        about = round(2 * math.log2(point.bytes))
+        known = sizes.get(about, point)
+        sizes[about] = CurvePoint(max(known.bytes, point.bytes), max(known.gb_s, point.gb_s))
+    if not sizes:
         return []
+    steps = [sizes[about] for about in sorted(sizes)]
     # The best that this working set or a larger one reached: noise and start-up costs only ever lower a point.
-    best = [p.gb_s for p in points]
+    best = [p.gb_s for p in steps]
     for index in range(len(best) - 2, -1, -1):
         best[index] = max(best[index], best[index + 1])
     found = []
@@ -87,7 +95,7 @@ def falls(points: Sequence[CurvePoint]) -> list[int]:
             continue
         while index + 1 < len(best) and best[index + 1] < _FLAT * best[index]:
             index += 1
-        found.append(points[index - 1].bytes)
+        found.append(steps[index - 1].bytes)
         plateau = best[index]
         index += 1
     return found

@@ -29,14 +29,14 @@ SMALLEST_BYTES = 8 << 10
 _SESSION_S = 900.0
 # Long enough that starting the threads does not count, short enough to find both cores undisturbed on a busy machine.
 _SAMPLE_S = 4e-4
-_SAMPLES = 5
+_SAMPLES = 7
 # Working sets that take longer than this are sampled once at a time.
 _SLOW_S = 4e-3
 _LEAST_ROUNDS = 2
 _MOST_ROUNDS = 40
 # A variant may take this many times its part of the time.
 _UNFAIR = 4.0
-_GROWTH = 1.6
+_GROWTH = 2.0
 _MOST_REPETITIONS = 1 << 30
 
 

@@ -21,10 +21,10 @@ from layoutsearch.schedule.builder import finish, mark
 from layoutsearch.toolchain import export
 
 # Independent sums: the latency of a multiply-add is 4 or 5 cycles on two ports; more of them help where it is longer.
-_ACCUMULATORS = (8, 10, 12, 16, 20, 24)
+_ACCUMULATORS = (8, 12, 16, 24)
 # Registers that hold the factor and the summand.
 _OPERANDS = 2
-COLD_ELEMENTS = (1 << 20, 4 << 20)
+COLD_ELEMENTS = (1 << 18, 1 << 20, 1 << 22)
 """Elements of the tensors that are read once from memory: function `read_cold_ELEMENTS`(warm, x, out)."""
 
 _WIDE_LANES = 16

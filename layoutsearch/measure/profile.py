@@ -123,8 +123,10 @@ class DeviceProfile:
         sizes = [level.bytes for level in levels]
         rising = sizes[-1:] == [0] and all(a < b for a, b in zip([0, *sizes[:-2]], sizes[:-1], strict=False))
         rates = [*(level.gb_s for level in levels), *profile.peak_gflops.values()]
-        if not rising or not all(0 < rate < float("inf") for rate in rates):
-            raise ProfileError("a damaged device profile: its levels are not growing caches before memory")
+        costs = [profile.call_us, profile.vm_call_us, profile.least_call_us]
+        infinite = float("inf")
+        if not rising or not all(0 < r < infinite for r in rates) or not all(0 <= c < infinite for c in costs):
+            raise ProfileError("a damaged device profile: its numbers cannot be those of a device")
         return profile
 
 
