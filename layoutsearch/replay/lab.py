@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.transform import TransformKey
 from layoutsearch.measure.device import DeviceIdentity
-from layoutsearch.measure.records import KernelRecord, RecordContext, RecordStore
+from layoutsearch.measure.records import RecordContext, RecordStore
 from layoutsearch.measure.results import Measurement, Status
 from layoutsearch.replay.clock import SimulatedBudget
 from layoutsearch.replay.table import Table
 from layoutsearch.replay.values import RecordedTry
 from layoutsearch.search.known import WHOLE, Known, Request
+from layoutsearch.search.memory import LabMemory
 from layoutsearch.search.reporter import Reporter, Silent
 from layoutsearch.search.workloads import Workload
 
@@ -48,8 +49,9 @@ def replay_context(table: Table) -> RecordContext:
 class ReplayLab:
     """Implements `search.known.Lab`. Reveals the tries of each candidate in the order in which they were recorded.
 
-    What is known at first is what the store holds of this table, so that a search that was killed goes on as a live one
-    does. Each try costs the seconds that its build (shared by `workers`) and its measurement took.
+    What is known at first is what the store holds of this table. With `began`, a mark of the store, what was revealed
+    later is recalled when it is asked for, so that a search that was killed goes on as a live one does; see
+    `search.memory`. Each try costs the seconds that its build (shared by `workers`) and its measurement took.
 
     Raises:
         TableError: something is asked that was not recorded.
@@ -62,26 +64,24 @@ class ReplayLab:
         budget: SimulatedBudget | None = None,
         reporter: Reporter | None = None,
         workers: int = WORKERS,
+        began: int | None = None,
     ) -> None:
-        self._table, self._store = table, store
+        self._table = table
         self._budget = budget if budget is not None else SimulatedBudget()
         self._reporter: Reporter = reporter or Silent()
         self._workers = workers
-        self.context = replay_context(table)
-        self._known: dict[tuple[str, str], Known] = {}
-        self._loaded: set[str] = set()
+        self._memory = LabMemory(store, replay_context(table), began)
         self._touched: set[tuple[str, str]] = set()
         self.measured = 0
-        self.failures: dict[str, int] = {}
+
+    @property
+    def failures(self) -> Mapping[str, int]:
+        """How many failed, by status."""
+        return self._memory.failures
 
     @property
     def candidates_measured(self) -> int:
-        """Different candidates (and transforms) of which this lab has revealed a try."""
-        return len(self._touched)
-
-    @property
-    def kernel_candidates_measured(self) -> int:
-        """Different kernel candidates of which this lab has revealed a try."""
+        """Different kernel candidates of which this lab has revealed a try; transforms are not counted."""
         return sum(not workload.startswith("transform ") for workload, _ in self._touched)
 
     @property
@@ -97,8 +97,15 @@ class ReplayLab:
         """What is known of a transform."""
         return self._of(key.workload, key.candidate)
 
+    def recall(self, requests: Sequence[Request], keys: Iterable[TransformKey] = ()) -> bool:
+        """See `Lab`."""
+        found = [self._memory.recall(r.workload.key, _text(r.choice), r.tries) for r in requests]
+        found += [self._memory.recall(key.workload, key.candidate, 1) for key in keys]
+        return any(found)
+
     def measure(self, requests: Sequence[Request], reserve_s: float = 0.0) -> None:
         """Reveal tries until each request has its number or the budget is over."""
+        self.recall(requests)
         for request in requests:
             known = self.of(request.workload, request.choice)
             missing = 0 if known.closed else request.tries - len(known.tries)
@@ -120,19 +127,23 @@ class ReplayLab:
             known = self.of(request.workload, request.choice)
             attempts = {a.schedule: a for a in self._table.attempts(workload, candidate, request.workload.summary)}
             for schedule, _ in known.ranked[: request.tries]:
-                attempt = attempts[schedule]
-                if attempt.refined is None or known.tries[schedule] == attempt.refined:
+                refined = attempts[schedule].refined
+                if refined is None or known.tries[schedule] == refined:
+                    continue
+                if self._memory.recall_again(workload, candidate, schedule):
                     continue
                 if self._budget.over(reserve_s):
                     return
-                self._spend(attempt.build_s, attempt.refined.wall_s)
-                self._add(workload, candidate, schedule, attempt.refined)
+                self._spend(attempts[schedule].build_s, refined.wall_s)
+                self._add(workload, candidate, schedule, refined)
                 self.measured += 1
             self._reporter.step(f"{request.workload.summary} {candidate}")
 
     def measure_transforms(self, keys: Iterable[TransformKey], reserve_s: float = 0.0) -> None:
         """Reveal transforms that are not known yet."""
-        for key in dict.fromkeys(keys):
+        keys = list(dict.fromkeys(keys))
+        self.recall((), keys)
+        for key in keys:
             known = self.transform(key)
             if known.tries or known.closed:
                 continue
@@ -142,21 +153,11 @@ class ReplayLab:
             self._reporter.step(f"{key.workload} {key.candidate}")
 
     def _of(self, workload: str, candidate: str, summary: str = "") -> Known:
-        if (workload, candidate) not in self._known:
-            self._table.attempts(workload, candidate, summary)
-            self._load(workload)
-            self._known.setdefault((workload, candidate), Known())
-        return self._known[workload, candidate]
-
-    def _load(self, workload: str) -> None:
-        if self._store is not None and workload not in self._loaded:
-            for record in self._store.records(self.context, workload=workload, flush=True):
-                self._remember(record.workload, record.candidate, record.schedule, record.measurement)
-        self._loaded.add(workload)
+        self._table.attempts(workload, candidate, summary)
+        return self._memory.known(workload, candidate)
 
     def _reveal(self, workload: str, candidate: str, count: int) -> None:
-        known = self._of(workload, candidate)
-        attempts = self._table.attempts(workload, candidate)
+        known, attempts = self._of(workload, candidate), self._table.attempts(workload, candidate)
         fresh = [a for a in attempts if a.schedule != WHOLE and a.schedule not in known.tries]
         for attempt in fresh[:count]:
             self._spend(attempt.build_s, attempt.measurement.wall_s)
@@ -170,7 +171,8 @@ class ReplayLab:
         """No further schedule was recorded: the templates had none, or the recorder stopped there."""
         last = next((a for a in attempts if a.schedule == WHOLE), None)
         if last is not None:
-            self._spend(last.build_s, last.measurement.wall_s)
+            # Seconds of a build count where the candidate did not build; else its schedules have them already.
+            self._spend(last.build_s if len(attempts) == 1 else 0.0, last.measurement.wall_s)
         measurement = last.measurement if last is not None else Measurement(Status.INFEASIBLE)
         self._add(workload, candidate, WHOLE, measurement)
 
@@ -178,19 +180,7 @@ class ReplayLab:
         self._budget.spend(build_s / self._workers + measure_s)
 
     def _add(self, workload: str, candidate: str, schedule: str, measurement: Measurement) -> None:
-        if self._store is not None:
-            repeat = max(1, len(measurement.samples_us))
-            self._store.add(KernelRecord(self.context, workload, candidate, schedule, measurement, repeat=repeat))
-        self._remember(workload, candidate, schedule, measurement)
-        if not measurement.ok and measurement.error:
-            self.failures[measurement.status.value] = self.failures.get(measurement.status.value, 0) + 1
-
-    def _remember(self, workload: str, candidate: str, schedule: str, measurement: Measurement) -> None:
-        known = self._known.setdefault((workload, candidate), Known())
-        if schedule == WHOLE:
-            known.closed, known.reason = True, measurement.error
-        else:
-            known.tries[schedule] = measurement
+        self._memory.add(workload, candidate, schedule, measurement, max(1, len(measurement.samples_us)))
 
 
 def _text(choice: Candidate | None) -> str:

@@ -41,6 +41,7 @@ def open_replay(
     store: RecordStore | None,
     budget: SimulatedBudget,
     reporter: Reporter,
+    began: int | None = None,
 ) -> ReplaySession:
     """The labs of a table for a model that was loaded.
 
@@ -55,6 +56,7 @@ def open_replay(
         store: where the replay keeps what it has revealed, so that it can be resumed.
         budget: simulated time.
         reporter: gets progress.
+        began: mark of the store when a run that is resumed began; see `ReplayLab`.
 
     Raises:
         TableError: the table is of another model, target, search space, or of other versions.
@@ -79,7 +81,7 @@ def open_replay(
             )
     _check_space(table, skeleton)
     return ReplaySession(
-        ReplayLab(table, store, budget, reporter),
+        ReplayLab(table, store, budget, reporter, began=began),
         ReplayWhole(table, graph, budget, reporter),
         replay_identity(table),
         replay_context(table),

@@ -160,8 +160,9 @@ class Table:
                     file.write(line)
             os.replace(part, target)
         except OSError as error:
-            part.unlink(missing_ok=True)
             raise TableError(f"cannot write table {target}: {error.strerror}; name another path") from None
+        finally:
+            part.unlink(missing_ok=True)
 
     def _lines(self) -> Iterator[bytes]:
         objects = [

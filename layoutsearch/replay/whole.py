@@ -33,7 +33,7 @@ Schedules = Mapping[int, str]
 """Node -> schedule (canonical JSON) where it is not the fastest of the table."""
 
 
-class WholeTimes:
+class SimulatedTimes:
     """What whole assignments of a table take: recorded, or simulated where they were not.
 
     Raises:
@@ -97,7 +97,7 @@ class WholeTimes:
 
 
 class ReplayWhole:
-    """The counterpart of `search.whole.WholeLab`: nothing is built, times are those of `WholeTimes`."""
+    """The counterpart of `search.whole.WholeLab`: nothing is built, times are those of `SimulatedTimes`."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class ReplayWhole:
         reporter: Reporter | None = None,
         workers: int = WORKERS,
     ) -> None:
-        self._table, self._times, self._workers = table, WholeTimes(table), workers
+        self._table, self._times, self._workers = table, SimulatedTimes(table), workers
         self._ids = [graph.by_name[node.root].id for node in table.skeleton.nodes]
         self._budget = budget if budget is not None else SimulatedBudget()
         self._reporter: Reporter = reporter or Silent()

@@ -141,18 +141,23 @@ class Network:
             onnx.checker.ValidationError: the graph is not valid ONNX.
         """
         self._nodes.append(helper.make_node("Identity", [output], ["output"], name="output"))
-        graph = helper.make_graph(
-            self._nodes,
-            self._name,
-            [helper.make_tensor_value_info("input", TensorProto.FLOAT, self._shape)],
-            [helper.make_tensor_value_info("output", TensorProto.FLOAT, None)],
-            initializer=self._weights,
-        )
+        image = helper.make_tensor_value_info("input", TensorProto.FLOAT, self._shape)
+        weights = [helper.make_tensor_value_info(w.name, w.data_type, w.dims) for w in self._weights]
+        # Checked with the weights as inputs: the checker copies hundreds of megabytes of them several times.
+        light = self._proto([image, *weights], helper.make_tensor_value_info("output", TensorProto.FLOAT, None), ())
+        light = onnx.shape_inference.infer_shapes(light, strict_mode=True)
+        onnx.checker.check_model(light, full_check=True)
+        return self._proto([image], light.graph.output[0], self._weights)
+
+    def _proto(
+        self,
+        inputs: Sequence[onnx.ValueInfoProto],
+        output: onnx.ValueInfoProto,
+        weights: Sequence[onnx.TensorProto],
+    ) -> onnx.ModelProto:
+        graph = helper.make_graph(self._nodes, self._name, list(inputs), [output], initializer=list(weights))
         proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="layoutsearch")
         proto.ir_version = IR_VERSION
-        inferred = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
-        proto.graph.output[0].CopyFrom(inferred.graph.output[0])
-        onnx.checker.check_model(proto, full_check=True)
         return proto
 
     def _add(self, op: str, name: str, inputs: Sequence[str], channels: int, **attributes: object) -> str:
@@ -167,10 +172,11 @@ class Network:
         return np.random.default_rng([self._seed, zlib.crc32(name.encode())])
 
     def _normal(self, name: str, shape: Sequence[int], scale: float) -> str:
-        return self._weight(name, self._generator(name).normal(0, scale, tuple(shape)))
+        values = self._generator(name).standard_normal(tuple(shape), dtype=np.float32)
+        return self._weight(name, values * np.float32(scale))
 
-    def _weight(self, name: str, values: npt.NDArray[np.float64]) -> str:
-        self._weights.append(numpy_helper.from_array(values.astype(np.float32), name))
+    def _weight(self, name: str, values: npt.NDArray[np.floating]) -> str:
+        self._weights.append(numpy_helper.from_array(values.astype(np.float32, copy=False), name))
         return name
 
     def _scalar(self, name: str, value: float) -> str:
