@@ -49,6 +49,7 @@ def calibrate(target: str | None, as_json: bool, **where: Any) -> None:
     """Measure a device's peaks and keep them with its identity; takes about 20 s on an idle device."""
     from layoutsearch.cli.options import parse_target
     from layoutsearch.measure.calibrate import calibrate as measure
+    from layoutsearch.measure.calibrate import doubt
     from layoutsearch.measure.profile import ProfileStore
     from layoutsearch.targets import as_target
     from layoutsearch.toolchain import require_toolchain
@@ -61,6 +62,8 @@ def calibrate(target: str | None, as_json: bool, **where: Any) -> None:
     _print(profile, as_json)
     if not as_json:
         click.echo(f"kept in {path}")
+    if profile.is_doubtful:
+        click.echo(f"warning: {doubt(profile)}; calibrate again when it is idle", err=True)
 
 
 @device.command()

@@ -34,7 +34,7 @@ BUDGET_S = 10.0
 _ANSWER_S = 120.0
 _LARGEST_BYTES = 256 << 20
 _UNTOLD_BYTES = 128 << 20
-_COLD_SAMPLES = 20
+_COLD_SAMPLES = 15
 _CALLS = 400
 _CHAIN = 48
 _CHAIN_ROUNDS = 25
@@ -64,12 +64,22 @@ def profile_for(
     except ProfileError as error:
         say(f"{error}; calibrating again")
         stored = None
-    if stored is not None:
-        return stored
-    say(f"calibrating device {device.key!r}, once")
-    profile = calibrate(device, target, say)
-    store.save(profile, identity)
+    if stored is None:
+        say(f"calibrating device {device.key!r}, once")
+        profile = calibrate(device, target, say)
+        store.save(profile, identity)
+    else:
+        profile = stored
+    if profile.is_doubtful:
+        say(f"{doubt(profile)}; run layoutsearch device calibrate when it is idle")
     return profile
+
+
+def doubt(profile: DeviceProfile) -> str:
+    """What to say of a profile that `is_doubtful`."""
+    return (
+        f"device {profile.key!r} was busy: {profile.disturbed:.0%} of the samples were disturbed, limits may be too low"
+    )
 
 
 def target_text(target: Any = None) -> str:
@@ -130,6 +140,8 @@ def _calibrate(
     tell("peak and bandwidth")
     rounds = ProbeRounds(device, library, probes, capacity, order)
     rounds.run(budget_s)
+    # Once more at another time: bandwidth is what other programs take most of.
+    cold_gb_s = max(cold_gb_s, _cold_reads(device, library, probes))
     tell("calls within a model")
     vm_call_us = _vm_call_us(device, chains, call_us)
     return DeviceProfile(
@@ -146,6 +158,7 @@ def _calibrate(
         target=target_text(target),
         least_call_us=least_call_us,
         one_thread_gflops=rounds.peaks(1),
+        disturbed=rounds.disturbed(),
     )
 
 

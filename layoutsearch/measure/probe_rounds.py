@@ -10,7 +10,7 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from layoutsearch.measure.session import Session
 SMALLEST_BYTES = 8 << 10
 """Of a working set, for each thread."""
 
-_SESSION_S = 900.0
+_SESSION_S = 300.0
 # Long enough that starting the threads does not count, short enough to find both cores undisturbed on a busy machine.
 _SAMPLE_S = 4e-4
 _SAMPLES = 7
@@ -37,6 +37,8 @@ _MOST_ROUNDS = 40
 # A variant may take this many times its part of the time.
 _UNFAIR = 4.0
 _GROWTH = 2.0
+# A sample that is that much slower than the best of its kind met another program.
+_MUCH_SLOWER = 1.3
 _MOST_REPETITIONS = 1 << 30
 
 
@@ -52,6 +54,7 @@ class _Variant:
         repetitions: rounds of multiply-adds, or passes over the working set.
         best: most units of work a nanosecond.
         spent_s: what its samples took.
+        rates: of each sample that was long enough.
     """
 
     probe: PeakProbe | StreamProbe
@@ -61,10 +64,14 @@ class _Variant:
     repetitions: int = 1
     best: float = 0.0
     spent_s: float = 0.0
+    rates: list[float] = field(default_factory=list)
 
-    def add(self, seconds: float) -> bool:
-        """Take a sample and make the next one as long as wanted; False if this one was much too short."""
-        self.best = max(self.best, self.repetitions * self.unit / (max(seconds, 1e-9) * 1e9))
+    def add(self, samples: Sequence[float]) -> bool:
+        """Take samples, in seconds, and make the next as long as wanted; False if these were much too short."""
+        seconds = max(1e-9, min(samples))
+        self.best = max(self.best, self.repetitions * self.unit / (seconds * 1e9))
+        if seconds > _SAMPLE_S / 4:
+            self.rates += [self.repetitions * self.unit / (s * 1e9) for s in samples]
         self.repetitions = max(1, min(math.ceil(self.best * _SAMPLE_S * 1e9 / self.unit), _MOST_REPETITIONS))
         return seconds > _SAMPLE_S / 4
 
@@ -136,7 +143,7 @@ class ProbeRounds:
                     args = [*(operands.get(function) or buffers), *more, variant.repetitions]
                     args += [variant.tasks] if variant.tasks else []
                     count = 1 if slow or variant.best == 0 else _SAMPLES
-                    done = variant.add(min(timers[function, count](*args).results))
+                    done = variant.add(timers[function, count](*args).results)
                 variant.spent_s += time.monotonic() - began
             if time.monotonic() > end and number + 1 >= _LEAST_ROUNDS:
                 return
@@ -154,6 +161,11 @@ class ProbeRounds:
             if isinstance(v.probe, PeakProbe) and v.tasks == tasks:
                 found[v.probe.dtype] = max(found.get(v.probe.dtype, 0.0), v.best)
         return dict(sorted(found.items()))
+
+    def disturbed(self) -> float:
+        """Share of the samples of the peaks that were much slower than the best of their variant."""
+        peaks = [(rate, v.best) for v in self._variants if isinstance(v.probe, PeakProbe) for rate in v.rates]
+        return sum(rate * _MUCH_SLOWER < best for rate, best in peaks) / max(1, len(peaks))
 
     def levels(self, capacities: Sequence[int] | None, memory_gb_s: float) -> tuple[MemoryLevel, ...]:
         """Levels of the best curve over all kinds of streams; see `levels_of`."""

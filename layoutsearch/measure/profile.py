@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 PROFILE_VERSION = 1
 HOME_VARIABLE = "LAYOUTSEARCH_HOME"
 MEMORY = "memory"
+_DISTURBED = 0.15
 
 
 class ProfileError(LayoutSearchError):
@@ -61,6 +62,8 @@ class DeviceProfile:
         target: TVM target that the calibration was built for, canonical JSON.
         least_call_us: the fastest call of a kernel that does nothing, on one thread: no kernel takes less.
         one_thread_gflops: `peak_gflops` of a kernel that runs on one thread.
+        disturbed: share of the samples of the peaks that were much slower than the best one; with more than a few the
+            device was busy, and its limits may be higher than found.
     """
 
     version: int
@@ -76,11 +79,17 @@ class DeviceProfile:
     target: str = ""
     least_call_us: float = 0.0
     one_thread_gflops: Mapping[str, float] = field(default_factory=dict)
+    disturbed: float = 0.0
 
     @property
     def caches(self) -> tuple[MemoryLevel, ...]:
         """The levels that hold a bounded number of bytes."""
         return tuple(level for level in self.levels if level.bytes)
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the device was so busy that its limits should be found again."""
+        return self.disturbed > _DISTURBED
 
     @property
     def memory_gb_s(self) -> float:
@@ -117,13 +126,14 @@ class DeviceProfile:
                 target=str(data["target"]),
                 least_call_us=float(data["least_call_us"]),
                 one_thread_gflops={str(k): float(v) for k, v in data["one_thread_gflops"].items()},
+                disturbed=float(data["disturbed"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProfileError(f"a damaged device profile: {type(error).__name__} {error}") from None
         sizes = [level.bytes for level in levels]
         rising = sizes[-1:] == [0] and all(a < b for a, b in zip([0, *sizes[:-2]], sizes[:-1], strict=False))
         rates = [*(level.gb_s for level in levels), *profile.peak_gflops.values()]
-        costs = [profile.call_us, profile.vm_call_us, profile.least_call_us]
+        costs = [profile.call_us, profile.vm_call_us, profile.least_call_us, profile.disturbed]
         infinite = float("inf")
         if not rising or not all(0 < r < infinite for r in rates) or not all(0 <= c < infinite for c in costs):
             raise ProfileError("a damaged device profile: its numbers cannot be those of a device")

@@ -36,6 +36,7 @@ PROFILE = DeviceProfile(
     TARGET,
     0.03,
     {"float32": 60.0},
+    0.05,
 )
 
 
@@ -164,6 +165,15 @@ def test_a_device_is_calibrated_once(store: ProfileStore, made: list[str]) -> No
         assert calibration.profile_for(device, {"kind": "llvm"}, said.append, store) == PROFILE
     assert made == [TARGET]
     assert len(said) == 1
+
+
+def test_a_busy_device_is_said(store: ProfileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "calibrate", lambda *_: replace(PROFILE, disturbed=0.5))
+    said: list[str] = []
+    device: Any = FakeDevice()
+    assert calibration.profile_for(device, {"kind": "llvm"}, said.append, store).is_doubtful
+    assert "busy" in said[-1]
+    assert "layoutsearch device calibrate" in said[-1]
 
 
 def test_a_damaged_profile_is_made_again_and_that_is_said(store: ProfileStore, made: list[str]) -> None:
