@@ -1,0 +1,163 @@
+"""What is believed of every cost of a skeleton: what was measured, and else what is predicted, with its spread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from layoutsearch.cost.bounds import Bounds
+from layoutsearch.cost.improvement import FULL_TRIES, Improvement
+from layoutsearch.cost.model import CostModel, Prediction
+from layoutsearch.cost.posterior import Evidence, Posterior, Prior
+from layoutsearch.cost.rows import KernelRow, TransformRow
+from layoutsearch.search.cost_index import CostIndex, FloatArray, IntArray
+from layoutsearch.search.known import Known, Lab, undisturbed_us
+
+Refit = Callable[[Sequence[KernelRow], Sequence[TransformRow]], CostModel]
+
+# Candidates that ran before the model is fitted anew; again each time that they have doubled.
+_REFIT_FROM = 30
+# Tries after which a search that is over says something about how searches go on.
+_CURVE_TRIES = 8
+# The name under which this run's rows join those of other models.
+_THIS_RUN = "this run"
+
+Costs = tuple[FloatArray, FloatArray]
+
+
+class Beliefs:
+    """Posterior costs of all pairs and transforms of an index; `update` reads the lab again.
+
+    Args:
+        index: where each cost lies.
+        lab: what is measured.
+        model: predicts the rest.
+        bounds: what nothing can beat; without them that is 0.
+        refit: makes a model out of this run's rows; None keeps the first one.
+        call_us: what the model's runtime adds to every kernel and transform.
+    """
+
+    def __init__(
+        self, index: CostIndex, lab: Lab, model: CostModel, bounds: Bounds | None, refit: Refit | None, call_us: float
+    ) -> None:
+        self.index, self._lab, self._bounds, self._refit, self._call_us = index, lab, bounds, refit, call_us
+        self._next_fit = _REFIT_FROM
+        kinds = [(w.facts.kind, str(c) if c is not None else "") for w, c in index.pairs]
+        self._kernel_labels = index.groups, _numbered(kinds)
+        moves = index.transforms
+        self._transform_labels = _numbered([k.workload for k in moves]), _numbered([k.candidate for k in moves])
+        kernel_floor = [bounds.kernel_us(w.facts, c) for w, c in index.pairs] if bounds else [0.0] * len(index.pairs)
+        transform_floor = [bounds.transform_us(k) for k in moves] if bounds else [0.0] * len(moves)
+        self._floors = np.array(kernel_floor, dtype=np.float64), np.array(transform_floor, dtype=np.float64)
+        self._priors = self._predicted(model)
+        self._stamp: bytes = b""
+        self.update()
+
+    def update(self) -> bool:
+        """Read the lab; whether anything changed."""
+        kernels = [self._lab.of(w, c) for w, c in self.index.pairs]
+        transforms = [self._lab.transform(k) for k in self.index.transforms]
+        seen, moved = _evidence(kernels), _evidence(transforms, single=True)
+        stamp = b"".join(a.tobytes() for e in (seen, moved) for a in (e.best_us, e.tries, e.closed))
+        if stamp == self._stamp:
+            return False
+        self._stamp, self.kernel_evidence, self.transform_evidence = stamp, seen, moved
+        if self._refit is not None and int(seen.seen.sum()) >= self._next_fit:
+            self._next_fit = 2 * int(seen.seen.sum())
+            self._priors = self._predicted(self._refit(*self._rows()))
+        curves = [
+            [undisturbed_us(m) for m in known.tries.values()]
+            for known, final in zip(kernels, seen.final, strict=True)
+            if final and len(known.tries) >= _CURVE_TRIES
+        ]
+        self.improvement = Improvement.fit(curves)
+        self.kernels = Posterior(self._priors[0], seen, self.improvement)
+        self.transforms = Posterior(self._priors[1], moved, self.improvement)
+        return True
+
+    @property
+    def measured(self) -> np.ndarray:
+        """Whether each pair was tried, shape (pairs,): ran, or is known not to."""
+        return self.kernel_evidence.seen | self.kernel_evidence.dead
+
+    @property
+    def moved(self) -> np.ndarray:
+        """Whether each transform was measured, shape (transforms,)."""
+        return self.transform_evidence.seen | self.transform_evidence.dead
+
+    def draw(self, rng: np.random.Generator, size: int) -> Costs:
+        """Costs drawn together, shapes (size, pairs) and (size, transforms)."""
+        return self._called(self.kernels.draw(rng, size), self.transforms.draw(rng, size))
+
+    def mean(self) -> Costs:
+        """Expected costs."""
+        return self._called(self.kernels.mean(), self.transforms.mean())
+
+    def optimistic(self, quantile: float) -> Costs:
+        """The low quantile of each cost by itself."""
+        return self._called(self.kernels.optimistic(quantile), self.transforms.optimistic(quantile))
+
+    def strict(self) -> Costs:
+        """What no cost is below."""
+        return self._called(self.kernels.strict(), self.transforms.strict())
+
+    def present(self) -> Costs:
+        """The fastest measured so far; the expected cost where nothing is, `inf` where nothing runs."""
+        found = []
+        for evidence, posterior in (
+            (self.kernel_evidence, self.kernels),
+            (self.transform_evidence, self.transforms),
+        ):
+            found.append(np.where(evidence.seen, evidence.best_us, posterior.mean()))
+        return self._called(*found)
+
+    def _called(self, kernels: FloatArray, transforms: FloatArray) -> Costs:
+        return kernels + self._call_us, transforms + self._call_us
+
+    def _predicted(self, model: CostModel) -> tuple[Prior, Prior]:
+        pairs, moves = self.index.pairs, self.index.transforms
+        none = Prediction(np.zeros(0), np.zeros(0))
+        kernels = model.kernels([(w.facts, c) for w, c in pairs]) if pairs else none
+        transforms = model.transforms(moves) if moves else none
+        return (
+            _prior(kernels, model.spread, self._kernel_labels, self._floors[0]),
+            _prior(transforms, model.transform_spread, self._transform_labels, self._floors[1]),
+        )
+
+    def _rows(self) -> tuple[list[KernelRow], list[TransformRow]]:
+        """What ran, as the rows of a model; times as they will be in the end."""
+        seen, moved = self.kernel_evidence, self.transform_evidence
+        kernels = [
+            KernelRow(w.facts, c, float(seen.best_us[k]), w.key, _THIS_RUN, int(seen.tries[k]))
+            for k, (w, c) in enumerate(self.index.pairs)
+            if seen.seen[k]
+        ]
+        transforms = [
+            TransformRow(key, float(moved.best_us[k]), _THIS_RUN)
+            for k, key in enumerate(self.index.transforms)
+            if moved.seen[k]
+        ]
+        return kernels, transforms
+
+
+def _evidence(known: Sequence[Known], single: bool = False) -> Evidence:
+    """`single`: there is one schedule only, so one try closes."""
+    return Evidence(
+        np.array([k.best_us for k in known], dtype=np.float64),
+        np.array([len(k.tries) for k in known], dtype=np.intp),
+        np.array([k.closed or (single and bool(k.tries)) or len(k.tries) >= FULL_TRIES for k in known], dtype=np.bool_),
+    )
+
+
+def _prior(prediction: Prediction, spread: Any, labels: tuple[IntArray, IntArray], floor: FloatArray) -> Prior:
+    total = spread.between**2 + spread.within**2
+    # A floor above the prediction is right, and the prediction wrong.
+    log_us = np.maximum(prediction.log_us, np.log(np.maximum(floor, 1e-9)))
+    return Prior(log_us, prediction.sigma, spread.between**2 / total if total else 0.5, *labels, floor)
+
+
+def _numbered(keys: Sequence[Any]) -> IntArray:
+    seen: dict[Any, int] = {}
+    return np.array([seen.setdefault(k, len(seen)) for k in keys], dtype=np.intp)

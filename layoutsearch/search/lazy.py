@@ -1,0 +1,192 @@
+"""Lazy exact search: solve under what is believed, measure what the optimum counts on, until it is settled.
+
+The exact solver is cheap and measurements are not. So every batch of measurements is chosen with some hundred exact
+optima under costs drawn from the posterior (Thompson sampling), and the same draws say how far the best assignment can
+still be from the optimum. A search that stops when its gap is small has usually measured a small part of the space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from layoutsearch.cost.bounds import Bounds
+from layoutsearch.cost.model import CostModel
+from layoutsearch.layout.transform import TransformKey
+from layoutsearch.search import racing
+from layoutsearch.search.batch import BatchSolver
+from layoutsearch.search.beliefs import Beliefs, Refit
+from layoutsearch.search.budget import Budget
+from layoutsearch.search.gap import Draws, SearchState, judge, solved_draws
+from layoutsearch.search.known import Lab, Request
+from layoutsearch.search.racing import FIRST_TRIES
+from layoutsearch.search.reporter import Reporter, Silent
+from layoutsearch.search.skeleton import Skeleton
+
+# Draws behind a state: the 5 % quantile rests on a dozen of them, and solving them takes some hundredths of a second.
+_DRAWS = 256
+# At the end so many schedules of each candidate that a drawn optimum uses are timed again, with so many samples.
+_REFINED = 2
+_REFINE_SAMPLES = 21
+# Drawn optima that have to use a candidate for it to be a contender.
+_CONTENDS = 0.05
+
+
+class LazySearch:
+    """Finds the best assignment of a skeleton with few measurements.
+
+    Everything is a function of the seed and of what the lab knows, so that a search that was killed goes on as if it
+    had not been.
+
+    Args:
+        skeleton: the layout problem.
+        lab: measures, and remembers.
+        model: predicts what is not measured; without one, the base of the cost model with its wide prior.
+        bounds: what nothing can beat.
+        seed: of all draws.
+        call_us: what the model's runtime adds to every kernel and transform.
+        gap: to stop at.
+        refit: fits a model anew when enough of this run is measured. Without a model the default is to fit to this
+            run's measurements alone; with one, not to fit again.
+        reporter: hears of stages and steps.
+    """
+
+    def __init__(
+        self,
+        skeleton: Skeleton,
+        lab: Lab,
+        model: CostModel | None = None,
+        bounds: Bounds | None = None,
+        *,
+        seed: int = 0,
+        call_us: float = 0.0,
+        gap: float = 0.01,
+        refit: Refit | None = None,
+        reporter: Reporter | None = None,
+    ) -> None:
+        self._lab, self._seed, self._wanted = lab, seed, gap
+        self._reporter = reporter or Silent()
+        profile = bounds.profile if bounds else None
+        if model is None:
+            model = CostModel.fit((), (), profile)
+            refit = refit or (lambda kernels, transforms: CostModel.fit(kernels, transforms, profile))
+        self.solver = BatchSolver(skeleton)
+        self.index = self.solver.index
+        self.beliefs = Beliefs(self.index, lab, model, bounds, refit, call_us)
+        self._judged: tuple[SearchState, Draws] | None = None
+
+    def propose(self, rng: np.random.Generator) -> tuple[int, ...]:
+        """An assignment that is optimal under costs drawn from what is believed (Thompson sampling).
+
+        Raises:
+            NoAssignmentError: nothing that can be used is left of some kernel.
+        """
+        self._update()
+        kernels, transforms = self.beliefs.draw(rng, 1)
+        return self.solver.solve_one(kernels[0], transforms[0])[0]
+
+    def requests(self, solution: Sequence[int], *, frozen: bool = False) -> tuple[list[Request], list[TransformKey]]:
+        """What an assignment uses and is not measured yet, each once.
+
+        Args:
+            solution: candidate of every node.
+            frozen: with kernels that have no choice.
+        """
+        self._update()
+        measured, moved = self.beliefs.measured, self.beliefs.moved
+        used = [k for k in dict.fromkeys(self.index.used(solution).tolist()) if not measured[k]]
+        wanted = [k for k in used if frozen or self.index.free[k]]
+        paid = self.index.pays(np.array([solution], dtype=np.intp))[0] > 0
+        requests = []
+        for k in wanted:
+            workload, choice = self.index.pairs[k]
+            requests.append(Request(workload, choice, FIRST_TRIES if self.index.free[k] else 1))
+        return requests, [self.index.transforms[k] for k in np.flatnonzero(paid & ~moved)]
+
+    def evaluate(self, solution: Sequence[int]) -> float:
+        """Cost of an assignment in us: measured where it is measured, else expected; `inf` if it does not run."""
+        self._update()
+        return float(self.index.cost(solution, *self.beliefs.present()))
+
+    def state(self) -> SearchState:
+        """Where the search stands.
+
+        Raises:
+            NoAssignmentError: nothing that can be used is left of some kernel.
+        """
+        return self._judge()[0]
+
+    def finished(self) -> bool:
+        """Whether the gap is as wanted, and all of the solution is measured."""
+        state = self.state()
+        return state.gap <= self._wanted and not any(self.requests(state.solution, frozen=True))
+
+    def next_batch(self) -> list[racing.Step]:
+        """What to measure next, best first; empty if nothing can change the optimum any more."""
+        state, draws = self._judge()
+        return racing.batch(racing.steps(self.index, self.beliefs, state, draws))
+
+    def run(self, budget: Budget, reserve_s: float = 0.0) -> SearchState:
+        """Search to the wanted gap, or until the budget is over but for `reserve_s` seconds.
+
+        What the best assignment uses is measured before the end, and the contenders are timed again, as far as the
+        budget goes.
+        """
+        self._reporter.stage("kernels", self.state().candidates)
+        while not budget.over(reserve_s) and self.state().gap > self._wanted:
+            found = self.next_batch()
+            if not found or not self.measure(found, reserve_s):
+                break
+            state = self.state()
+            self._reporter.best(
+                f"{state.cost_us / 1e3:.3f} ms, gap {state.gap:.1%}, {state.measured} of {state.candidates} candidates"
+            )
+        self._settle(budget, reserve_s)
+        if not budget.over(reserve_s):
+            self._refine(reserve_s)
+            self._settle(budget, reserve_s)
+        return self.state()
+
+    def measure(self, found: Sequence[racing.Step], reserve_s: float = 0.0) -> bool:
+        """Take steps; whether anything became known."""
+        self._lab.measure([s.what for s in found if isinstance(s.what, Request)], reserve_s)
+        self._lab.measure_transforms([s.what for s in found if isinstance(s.what, TransformKey)], reserve_s)
+        return self._update()
+
+    def _settle(self, budget: Budget, reserve_s: float) -> None:
+        """Measure what the best assignment uses, until it uses measured costs only."""
+        while not budget.over(reserve_s):
+            requests, keys = self.requests(self.state().solution, frozen=True)
+            if not requests and not keys:
+                return
+            self._lab.measure(requests, reserve_s)
+            self._lab.measure_transforms(keys, reserve_s)
+            if not self._update():
+                return
+
+    def _refine(self, reserve_s: float) -> None:
+        """Time the fastest schedules of the contenders again: the fastest of many is the luckiest as well."""
+        state, draws = self._judge()
+        often = (draws.uses > 0).mean(axis=0)
+        often[self.index.used(state.solution)] = 1.0
+        contenders = np.flatnonzero((often >= _CONTENDS) & self.beliefs.kernel_evidence.seen)
+        pairs = [self.index.pairs[k] for k in contenders]
+        requests = [Request(workload, choice, _REFINED) for workload, choice in pairs]
+        self._reporter.stage("kernels, again", len(requests))
+        self._lab.refine(requests, _REFINE_SAMPLES, reserve_s)
+        self._update()
+
+    def _update(self) -> bool:
+        changed = self.beliefs.update()
+        if changed:
+            self._judged = None
+        return changed
+
+    def _judge(self) -> tuple[SearchState, Draws]:
+        self._update()
+        if self._judged is None:
+            # The same numbers each time: a state depends on what is known, not on how often it was asked for.
+            draws = solved_draws(self.solver, self.beliefs, np.random.default_rng(self._seed), _DRAWS)
+            self._judged = judge(self.solver, self.beliefs, draws), draws
+        return self._judged
