@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from layoutsearch.cost.loops import Loops, loops_of
 from layoutsearch.cost.machine import Machine
 from layoutsearch.cost.tiles import Tile, best_tile, matmul_tile
 from layoutsearch.cost.walk import SMALL, transform_walk
@@ -34,6 +35,7 @@ class KernelBase:
         activations_us: its other operands and results, from the cache that holds them.
         call_us: waking the threads.
         tile: of a contraction; None otherwise.
+        loops: of anything else.
     """
 
     peak_us: float
@@ -42,6 +44,7 @@ class KernelBase:
     activations_us: float
     call_us: float
     tile: Tile | None
+    loops: Loops | None
 
     @property
     def us(self) -> float:
@@ -53,14 +56,15 @@ def kernel_base(facts: KernelFacts, choice: Candidate | None, machine: Machine) 
     """The base of a kernel under a candidate; None is the kernel in its original layouts."""
     moved = facts.read_bytes + facts.written_bytes
     tile = _tile(facts, choice, machine)
+    loops = None if tile is not None else loops_of(facts, choice, machine)
     elements = sum(math.prod(o.shape) for o in facts.results)
     parallel = machine.threads > 1 and (facts.flops > _SERIAL_FLOPS if tile else elements > SMALL)
     alone = 1 if parallel else machine.threads
-    if tile is not None:
+    if loops is None:
+        assert tile is not None
         compute = tile.cycles / machine.ghz / _US * alone
     else:
-        # A load, an operation and a share of a store for every vector of them.
-        compute = 2.0 * max(facts.flops, elements) / machine.lanes / machine.ghz / _US / machine.threads * alone
+        compute = loops.cycles / machine.ghz / _US / machine.threads * alone
     return KernelBase(
         peak_us=facts.flops / machine.gflops / _US,
         compute_us=compute,
@@ -68,6 +72,7 @@ def kernel_base(facts: KernelFacts, choice: Candidate | None, machine: Machine) 
         activations_us=moved / machine.gb_s(moved) / _US * alone,
         call_us=machine.call_us if parallel else _SERIAL_US,
         tile=tile,
+        loops=loops,
     )
 
 

@@ -20,7 +20,7 @@ from layoutsearch.layout.facts import KernelFacts, OperandFacts
 from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.transform import TransformKey
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Of the columns and of what they mean; a model of another version is fitted again."""
 
 # Root kinds that get a column of their own; what is not named shares `kind_other`.
@@ -81,6 +81,12 @@ def _kernel(facts: KernelFacts, choice: Candidate | None, machine: Machine) -> d
             "log_tasks": _log(tile.tasks),
             "imbalance": tile.imbalance,
             "efficiency": min(2.0, base.peak_us / max(1e-9, base.compute_us)),
+        }
+    if base.loops is not None:
+        row |= {
+            "log_run": _log(base.loops.run),
+            "pieces": float(base.loops.pieces),
+            "gathers": float(base.loops.gathers),
         }
     return row
 
@@ -246,6 +252,7 @@ KERNEL_FEATURES: tuple[str, ...] = (
     *("changes_layout", "kernel_block_in", "kernel_block_out"),
     *("read_over_l2", "weights_over_l2", "total_over_l2", "total_over_l3"),
     *("tile_vectors", "tile_rows", "tile_lanes", "tile_flat", "log_tasks", "imbalance", "efficiency"),
+    *("log_run", "pieces", "gathers"),
 )
 TRANSFORM_FEATURES: tuple[str, ...] = (
     *("log_base", "log_bytes", "element_bytes", "threads", "machine_lanes", "log_channels", "log_pixels", "width"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ _FOLDS = 8
 _SEEDS = 3
 _PARAMS: dict[str, Any] = {
     "objective": "reg:pseudohubererror",
-    "huber_slope": 0.3,
+    "huber_slope": 0.1,
     "eta": 0.06,
     "max_depth": 5,
     "min_child_weight": 2.0,
@@ -31,6 +31,8 @@ _PARAMS: dict[str, Any] = {
 }
 _ROUNDS = 250
 _SCALE_RANGE = (0.5, 2.5)
+_SCALE_ROUNDS, _SCALE_DEPTH = 60, 3
+_SMALL_ERROR = 0.02
 
 
 @dataclass(frozen=True)
@@ -88,15 +90,8 @@ class Regressor:
         if n < FEW_ROWS:
             shift = (prior.shift * prior.weight + float(data.target.sum())) / (prior.weight + n)
             return cls((), shift, None, prior.spread)
-        errors = _out_of_fold(data, seed)
-        sizes = np.log(np.abs(errors) + 0.02)
-        frame = data.features
-        scale = _train(frame, sizes - np.median(sizes), data.weights, seed, rounds=60, max_depth=3)
-        # The scale has to be judged on rows it has not seen either.
-        held = _out_of_fold(
-            Data(frame, sizes - np.median(sizes), data.weights, data.workloads, data.groups), seed, 60, 3
-        )
-        scales = _scales(sizes - np.median(sizes) - held)
+        frame, errors = data.features, _out_of_fold(data, seed)
+        scale, scales = _local_scale(data, errors, seed)
         sigma = conformal_sigma(errors, scales)
         share = shared_part(errors, data.workloads)
         spread = Spread(float(sigma * share**0.5), float(sigma * (1 - share) ** 0.5))
@@ -127,6 +122,26 @@ class Regressor:
         """Inverse of `to_json`."""
         scale = _restore(data["scale"]) if data["scale"] is not None else None
         return cls([_restore(b) for b in data["boosters"]], data["shift"], scale, Spread(**data["spread"]))
+
+
+def _local_scale(data: Data, errors: np.ndarray, seed: int) -> tuple[xgb.Booster | None, np.ndarray]:
+    """What predicts the size of `errors` against their usual one, and its answers for rows that it has not seen.
+
+    None and ones where intervals of one width for all rows fit better: that is so with few or noisy rows.
+    """
+    sizes = np.log(np.abs(errors) + _SMALL_ERROR)
+    sizes -= np.median(sizes)
+    held = sizes - _out_of_fold(replace(data, target=sizes), seed, _SCALE_ROUNDS, _SCALE_DEPTH)
+    scales, even = _scales(held), np.ones(len(errors))
+    if _surprise(errors, scales) >= _surprise(errors, even):
+        return None, even
+    return _train(data.features, sizes, data.weights, seed, _SCALE_ROUNDS, _SCALE_DEPTH), scales
+
+
+def _surprise(errors: np.ndarray, scales: np.ndarray) -> float:
+    """Mean negative log-likelihood of errors under calibrated normal distributions; one outlier counts four sigma."""
+    sigma = np.maximum(conformal_sigma(errors, scales), 1e-9) * scales
+    return float(np.mean(np.log(sigma) + 0.5 * np.minimum(np.abs(errors) / sigma, 4.0) ** 2))
 
 
 def _scales(log_scale: np.ndarray) -> np.ndarray:
