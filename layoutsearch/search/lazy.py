@@ -7,11 +7,14 @@ still be from the optimum. A search that stops when its gap is small has usually
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 
 import numpy as np
 
 from layoutsearch.cost.bounds import Bounds
+from layoutsearch.cost.improvement import FULL_TRIES
 from layoutsearch.cost.model import CostModel
 from layoutsearch.layout.transform import TransformKey
 from layoutsearch.search import racing
@@ -69,12 +72,20 @@ class LazySearch:
         self._reporter = reporter or Silent()
         profile = bounds.profile if bounds else None
         if model is None:
-            model = CostModel.fit((), (), profile)
             refit = refit or (lambda kernels, transforms: CostModel.fit(kernels, transforms, profile))
+            model = refit((), ())
         self.solver = BatchSolver(skeleton)
         self.index = self.solver.index
         self.beliefs = Beliefs(self.index, lab, model, bounds, refit, call_us)
         self._judged: tuple[SearchState, Draws] | None = None
+
+    @property
+    def digest(self) -> str:
+        """Changes with what a search that came to its end has looked into: all candidates, and how far it goes."""
+        pairs = [(w.key, str(c)) for w, c in self.index.pairs]
+        moves = [(k.workload, k.candidate) for k in self.index.transforms]
+        about = [pairs, moves, self._wanted, self._seed, _DRAWS, _REFINED, _REFINE_SAMPLES, FIRST_TRIES, FULL_TRIES]
+        return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
 
     def propose(self, rng: np.random.Generator) -> tuple[int, ...]:
         """An assignment that is optimal under costs drawn from what is believed (Thompson sampling).
@@ -130,8 +141,7 @@ class LazySearch:
     def run(self, budget: Budget, reserve_s: float = 0.0) -> SearchState:
         """Search to the wanted gap, or until the budget is over but for `reserve_s` seconds.
 
-        What the best assignment uses is measured before the end, and the contenders are timed again, as far as the
-        budget goes.
+        Ends with `finish`.
         """
         self._reporter.stage("kernels", self.state().candidates)
         while not budget.over(reserve_s) and self.state().gap > self._wanted:
@@ -142,6 +152,10 @@ class LazySearch:
             self._reporter.best(
                 f"{state.cost_us / 1e3:.3f} ms, gap {state.gap:.1%}, {state.measured} of {state.candidates} candidates"
             )
+        return self.finish(budget, reserve_s)
+
+    def finish(self, budget: Budget, reserve_s: float = 0.0) -> SearchState:
+        """Measure what the best assignment uses, and time the contenders again, as far as the budget goes."""
         self._settle(budget, reserve_s)
         if not budget.over(reserve_s):
             self._refine(reserve_s)

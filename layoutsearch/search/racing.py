@@ -55,7 +55,7 @@ def next_tries(tries: int) -> int:
 
 
 def steps(index: CostIndex, beliefs: Beliefs, state: SearchState, draws: Draws) -> list[Step]:
-    """All steps that are worth anything, best rate first. Frozen kernels decide nothing, but widen the gap like others."""
+    """All steps that are worth anything, best rate first; frozen kernels decide nothing, but widen the gap as well."""
     kernels, transforms = beliefs.present()
     worth, moves = _worth(beliefs, state, draws, kernels, transforms, index)
     found = []
