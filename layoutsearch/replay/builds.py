@@ -35,10 +35,11 @@ class BuildTimes:
 
     def add(self, workload: str, candidate: str, count: int, seconds: float) -> None:
         """A library of `count` kernels took `seconds`."""
+        seconds = round(seconds, 4)
         with self._lock:
             # On a line of its own even where the line before was torn.
             with open(self._path, "a", encoding="utf-8") as file:
-                file.write("\n" + json.dumps([workload, candidate, count, round(seconds, 4)]))
+                file.write("\n" + json.dumps([workload, candidate, count, seconds]))
             self._take(workload, candidate, count, seconds)
 
     def _take(self, workload: str, candidate: str, count: int, seconds: float) -> None:

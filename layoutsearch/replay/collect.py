@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -13,9 +14,9 @@ from layoutsearch.measure.results import Measurement
 from layoutsearch.plan.apply import target_json
 from layoutsearch.replay.builds import BuildTimes
 from layoutsearch.replay.lines import rounded
-from layoutsearch.replay.setup import ModelSetup
 from layoutsearch.replay.table import Table
 from layoutsearch.replay.values import RecordedTry, RecordedWhole, TableHeader
+from layoutsearch.search.setup import ModelSetup
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,6 @@ class WholeLabel:
         """Inverse of `str`; None for a label that something else made."""
         if not text.startswith("["):
             return None
-        import json
-
         group, starts, label, solution, schedules = json.loads(text)
         return cls(group, starts, label, tuple(solution), schedules)
 
@@ -53,7 +52,7 @@ class WholeLabel:
 def collect(
     setup: ModelSetup,
     identity: DeviceIdentity,
-    profile: Mapping[str, Any] | None,
+    profile: Mapping[str, Any],
     store: RecordStore,
     context: RecordContext,
     builds: BuildTimes,
@@ -67,7 +66,7 @@ def collect(
         fingerprint=setup.fingerprint,
         target=target_json(setup.target),
         device={**asdict(identity), "features": list(identity.features)},
-        profile=profile,
+        profile=json.loads(json.dumps(profile)),
         threads=context.threads,
         tvm=context.tvm,
         templates=context.template,

@@ -16,16 +16,15 @@ from typing import Any
 
 from layoutsearch.errors import DeviceError, LayoutSearchError
 from layoutsearch.measure.builder import Builder
+from layoutsearch.measure.calibrate import profile_for
 from layoutsearch.measure.device import Device
 from layoutsearch.measure.operand_state import PREPARE
-from layoutsearch.measure.profile import ProfileStore
 from layoutsearch.measure.records import ModelRecord, RecordStore
 from layoutsearch.model.samples import sample_inputs
 from layoutsearch.plan.apply import target_json
 from layoutsearch.replay.assignments import Labeled, different_assignments
 from layoutsearch.replay.builds import BuildTimes, TimedBuilder
 from layoutsearch.replay.collect import WholeLabel, collect, whole_records
-from layoutsearch.replay.setup import ModelSetup, set_up
 from layoutsearch.replay.table import Table
 from layoutsearch.replay.values import RecordedWhole, TableError
 from layoutsearch.search.assemble import Program, build_program
@@ -35,6 +34,7 @@ from layoutsearch.search.kernels import KernelLab
 from layoutsearch.search.known import Request
 from layoutsearch.search.reference import reference_key
 from layoutsearch.search.reporter import Reporter, Silent
+from layoutsearch.search.setup import ModelSetup, set_up, template_versions
 from layoutsearch.search.whole import WholeLab
 from layoutsearch.targets import default_threads
 from layoutsearch.toolchain import require_toolchain
@@ -87,15 +87,15 @@ def record_table(model: str, options: RecordOptions, reporter: Reporter | None =
     reporter = reporter or Silent()
     if bool(options.rpc) != bool(options.device_key):
         raise LayoutSearchError("--rpc HOST:PORT and --device-key KEY go together; give both or neither")
-    reporter.stage("load", 1)
-    setup = set_up(model, options.shapes, options.target, options.space)
-    require_toolchain(setup.target)
-    if not setup.anchors:
-        raise LayoutSearchError(f"{setup.loaded.name} has no layout to choose; there is nothing to record")
-    reporter.step(f"{setup.loaded.name}: {len(setup.anchors)} layout-sensitive ops")
-    path = options.records or Path("results") / setup.loaded.name / "records.sqlite"
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutsearch-")))
+        reporter.stage("load", 1)
+        setup = set_up(model, folder, options.shapes, options.target, options.space)
+        require_toolchain(setup.target)
+        if not setup.anchors:
+            raise LayoutSearchError(f"{setup.loaded.name} has no layout to choose; there is nothing to record")
+        reporter.step(f"{setup.loaded.name}: {len(setup.anchors)} layout-sensitive ops")
+        path = options.records or Path("results") / setup.loaded.name / "records.sqlite"
         store = stack.enter_context(RecordStore(path))
         device = stack.enter_context(_device(options))
         workers = max(1, min(8, default_threads()))
@@ -131,7 +131,9 @@ class _Recorder:
                 f"the server of device {self._identity.key!r} cannot place operands as a model does, and its numbers "
                 "would not compare; run python -m layoutsearch.measure.server on the device"
             )
-        self._context = setup.context(self._identity)
+        reporter.stage("device", 1)
+        self._profile = profile_for(device, setup.target, lambda text: reporter.step(text, 0))
+        self._context = setup.context(self._identity, template_versions())
         self._builds = BuildTimes(store.path.with_suffix(".builds.jsonl"))
         timed = TimedBuilder(builder, self._builds, setup.skeleton)
         budget = Budget()
@@ -204,8 +206,9 @@ class _Recorder:
             if wanted <= 0 or not left:
                 break
             # The optimum is in every group: groups are compared through it.
+            others = wanted - (optimum in left)
             members = [optimum] if optimum[1] not in failed else []
-            members += [pair for pair in left if pair != optimum][: min(size - 1, wanted)]
+            members += [pair for pair in left if pair != optimum][: min(size - 1, others)]
             group = 1 + max((whole.group for whole in records), default=-1)
             done = self._time_group(program, group, members)
             failed |= {solution for _, solution in members} - done
@@ -262,14 +265,10 @@ class _Recorder:
         return tuple(found)
 
     def _collect(self, wholes: Sequence[RecordedWhole]) -> Table:
-        profile = ProfileStore().load(self._identity, self._context.target)
-        if profile is None:
-            self._reporter.note("the device is not calibrated, so the table carries no profile: device calibrate, then "
-                                "record again, which measures nothing twice")  # fmt: skip
         table = collect(
             self._setup,
             self._identity,
-            profile.to_json() if profile is not None else None,
+            self._profile.to_json(),
             self._store,
             self._context,
             self._builds,

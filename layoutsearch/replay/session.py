@@ -2,91 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import tvm
 
-from layoutsearch.layout.graph import LayoutGraph
-from layoutsearch.measure.device import DeviceIdentity
-from layoutsearch.measure.records import RecordContext, RecordStore
+from layoutsearch.measure.profile import DeviceProfile
+from layoutsearch.plan.apply import target_json
 from layoutsearch.replay.clock import SimulatedBudget
 from layoutsearch.replay.lab import ReplayLab, replay_context, replay_identity
 from layoutsearch.replay.table import Table, TableError
 from layoutsearch.replay.whole import ReplayWhole
-from layoutsearch.search.reporter import Reporter
+from layoutsearch.search.labs import Labs, Workplace
+from layoutsearch.search.setup import ModelSetup, template_versions
 from layoutsearch.search.skeleton import Skeleton
 
 
-@dataclass(frozen=True)
-class ReplaySession:
-    """What takes the place of a device, a kernel lab and a whole-model lab."""
-
-    lab: ReplayLab
-    whole: ReplayWhole
-    identity: DeviceIdentity
-    context: RecordContext
-    budget: SimulatedBudget
-
-
-def open_replay(
-    table: Table,
-    graph: LayoutGraph,
-    skeleton: Skeleton,
-    fingerprint: str,
-    target: Mapping[str, Any],
-    threads: int,
-    templates: str,
-    store: RecordStore | None,
-    budget: SimulatedBudget,
-    reporter: Reporter,
-    began: int | None = None,
-) -> ReplaySession:
-    """The labs of a table for a model that was loaded.
+class ReplaySource:
+    """Implements `search.labs.LabSource` from a table. The budget of the run has to be a `SimulatedBudget`.
 
     Args:
         table: what was recorded.
-        graph: layout graph of the model.
-        skeleton: its layout problem.
-        fingerprint: of its canonical module.
-        target: what the run is for, as plain data; the table's own is `table.header.target`.
-        threads: likewise; `table.header.threads`.
-        templates: versions of the schedule templates of this layoutsearch.
-        store: where the replay keeps what it has revealed, so that it can be resumed.
-        budget: simulated time.
-        reporter: gets progress.
-        began: mark of the store when a run that is resumed began; see `ReplayLab`.
-
-    Raises:
-        TableError: the table is of another model, target, search space, or of other versions.
+        target: what the user asked for; the table's by default, and no other is possible.
+        threads: likewise.
     """
-    header = table.header
-    versions = (("schedule templates", header.templates, templates), ("TVM", header.tvm, tvm.__version__))
-    for what, recorded, present in versions:
-        if recorded != present:
-            raise TableError(
-                f"{table.source} was recorded with {what} {recorded}, this is {present}; {table.record_again}"
-            )
-    about: tuple[tuple[str, Any, Any], ...] = (
-        ("a model of fingerprint", header.fingerprint, fingerprint),
-        ("target", dict(header.target), dict(target)),
-        ("threads", header.threads, threads),
-    )
-    for what, expected, given in about:
-        if expected != given:
-            raise TableError(
-                f"{table.source} was recorded for {what} {expected}, this run has {given}; name the table of this "
-                "model, or leave --target and --threads away"
-            )
-    _check_space(table, skeleton)
-    return ReplaySession(
-        ReplayLab(table, store, budget, reporter, began=began),
-        ReplayWhole(table, graph, budget, reporter),
-        replay_identity(table),
-        replay_context(table),
-        budget,
-    )
+
+    def __init__(self, table: Table, target: Any = None, threads: int | None = None) -> None:
+        self._table = table
+        self.target: Any = dict(table.header.target) if target is None else target
+        self.threads: int = threads or table.header.threads
+
+    @property
+    def name(self) -> str:
+        """See LabSource."""
+        return replay_identity(self._table).key
+
+    @contextmanager
+    def open(self, setup: ModelSetup, place: Workplace) -> Iterator[Labs]:
+        """See LabSource.
+
+        Raises:
+            TableError: the table is of another model, target or search space, of other versions, or has no profile.
+        """
+        table, budget = self._table, place.budget
+        if not isinstance(budget, SimulatedBudget):
+            raise TypeError("a replay takes a SimulatedBudget: its time passes as recorded")
+        self._check(setup)
+        if table.header.profile is None:
+            raise TableError(f"{table.source} carries no profile of its device; {table.record_again}")
+        yield Labs(
+            ReplayLab(table, place.store, budget, place.reporter, began=place.began),
+            ReplayWhole(table, setup.graph, budget, place.reporter),
+            replay_identity(table),
+            replay_context(table),
+            DeviceProfile.from_json(table.header.profile),
+        )
+
+    def _check(self, setup: ModelSetup) -> None:
+        table, header = self._table, self._table.header
+        versions = (("schedule templates", header.templates, template_versions()), ("TVM", header.tvm, tvm.__version__))
+        for what, recorded, present in versions:
+            if recorded != present:
+                raise TableError(
+                    f"{table.source} was recorded with {what} {recorded}, this is {present}; {table.record_again}"
+                )
+        about: tuple[tuple[str, Any, Any], ...] = (
+            ("a model of fingerprint", header.fingerprint, setup.fingerprint),
+            ("target", dict(header.target), target_json(setup.target)),
+            ("threads", header.threads, self.threads),
+        )
+        for what, expected, given in about:
+            if expected != given:
+                raise TableError(
+                    f"{table.source} was recorded for {what} {expected}, this run has {given}; name the table of this "
+                    "model, or leave --target and --threads away"
+                )
+        _check_space(table, setup.skeleton)
 
 
 def _check_space(table: Table, skeleton: Skeleton) -> None:
