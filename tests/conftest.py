@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
 import hypothesis
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _home_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Neither the user's device profiles and cost libraries, nor anything written to them."""
+    before = os.environ.get("LAYOUTSEARCH_HOME")
+    os.environ["LAYOUTSEARCH_HOME"] = str(tmp_path_factory.mktemp("home"))
+    yield
+    if before is None:
+        del os.environ["LAYOUTSEARCH_HOME"]
+    else:
+        os.environ["LAYOUTSEARCH_HOME"] = before
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -33,7 +33,16 @@ def cli() -> None:
 @click.option("--target", metavar="TARGET", help="TVM target, JSON or 'llvm -mcpu=...'; this CPU by default.")
 @click.option("--threads", type=click.IntRange(1), help="Threads of a kernel; all cores by default.")
 @click.option("--space", type=click.Path(), help="Search-space file; the one shipped for the target by default.")
-@click.option("--trials", type=click.IntRange(1), default=4, show_default=True, help="Assignments timed whole.")
+@click.option("--trials", type=click.IntRange(1), default=8, show_default=True, help="Assignments timed whole at most.")
+@click.option(
+    "--sampler",
+    type=click.Choice(["solver", "tpe", "random", "nsga2"]),
+    default="solver",
+    show_default=True,
+    help="What proposes assignments; all but solver are Optuna's own.",
+)
+@click.option("--storage", metavar="FILE|URL", help="Of the Optuna study; OUT/study.journal by default.")
+@click.option("--replay", type=click.Path(dir_okay=False), help="A recorded table in the place of the device.")
 @click.option("--time-budget", metavar="90s|8h", help="Stop in time; what is best then is exported.")
 @click.option("--rpc", metavar="HOST:PORT", help="TVM RPC tracker; a server on this machine by default.")
 @click.option("--device-key", metavar="KEY", help="Device key at the tracker.")
@@ -56,15 +65,25 @@ def tune(model: str, shapes: tuple[str, ...], target: str | None, time_budget: s
     from layoutsearch.search.options import TuneOptions
     from layoutsearch.search.tune import run_tune
 
-    quiet, as_json = rest.pop("quiet"), rest.pop("as_json")
+    quiet, as_json, replay = rest.pop("quiet"), rest.pop("as_json"), rest.pop("replay")
     seconds = None if time_budget is None else parse_duration(time_budget)
     options = TuneOptions(
         shapes=parse_shapes(shapes) or None, target=parse_target(target), time_budget_s=seconds, **rest
     )
+    source = None
     budget = Budget(seconds)
+    if replay is not None:
+        from layoutsearch.replay.clock import SimulatedBudget
+        from layoutsearch.replay.session import ReplaySource
+        from layoutsearch.replay.table import Table
+
+        if options.rpc or options.device_key:
+            raise LayoutSearchError("--replay takes the place of a device; leave --rpc and --device-key away")
+        source = ReplaySource(Table.load(replay), options.target, options.threads)
+        budget = SimulatedBudget(seconds)
     console = Console(stderr=True)
     with _interruptible(budget, console), reporter_for(console, budget, quiet or as_json) as reporter:
-        result = run_tune(model, options, reporter, budget)
+        result = run_tune(model, options, reporter, budget, source)
     if result.failures:
         counts = ", ".join(f"{status} {count}" for status, count in sorted(result.failures.items()))
         click.echo(f"warning: kernels that failed: {counts}; see the records", err=True)

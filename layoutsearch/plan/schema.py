@@ -91,7 +91,10 @@ PLAN_SCHEMA: dict[str, Any] = _object(
                 }
             ),
         },
-        "objective": _object({"predicted_us": _NUMBER, "lower_bound_us": _NUMBER, "gap": _NUMBER}),
+        "objective": _object(
+            {"predicted_us": _NUMBER, "lower_bound_us": _NUMBER, "gap": _NUMBER},
+            {"strict_bound_us": _NUMBER, "confidence": _NUMBER},
+        ),
         "validation": _object(
             {
                 "baseline": _TEXT,

@@ -11,7 +11,7 @@ import numpy as np
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.search.budget import parse_duration
-from layoutsearch.search.options import TuneOptions
+from layoutsearch.search.options import DEFAULT_TRIALS, TuneOptions
 from layoutsearch.search.reporter import Reporter
 from layoutsearch.search.tune import run_tune
 
@@ -23,7 +23,7 @@ def tune(
     target: Any = None,
     threads: int | None = None,
     space: str | os.PathLike[str] | None = None,
-    trials: int = 4,
+    trials: int = DEFAULT_TRIALS,
     time_budget: str | float | None = None,
     rpc: str | None = None,
     device_key: str | None = None,
@@ -31,6 +31,8 @@ def tune(
     records: str | os.PathLike[str] | None = None,
     resume: bool = False,
     seed: int = 0,
+    sampler: str = "solver",
+    storage: str | None = None,
     inputs: Sequence[Sequence[np.ndarray]] | None = None,
     reporter: Reporter | None = None,
 ) -> LayoutPlan:
@@ -42,13 +44,15 @@ def tune(
         target: TVM target; this machine's CPU if None.
         threads: threads of a kernel; all cores this process may use if None.
         space: search-space file; the one shipped for the target if None.
-        trials: different assignments that are built and timed whole.
+        trials: different assignments that are built and timed whole, at most.
         time_budget: seconds, or text such as `8h`.
         rpc: `HOST:PORT` of a TVM RPC tracker, with `device_key`; this machine if None.
         out: folder for plan.json and the records; `results/<model>` if None.
         records: record store, if not `<out>/records.sqlite`.
         resume: continue the run in `out`, or raise where there is none like it.
-        seed: of the order of interleaved rounds and of the bootstrap.
+        seed: of all that is drawn.
+        sampler: what proposes assignments: `solver`, or Optuna's `tpe`, `random` or `nsga2`.
+        storage: of the Optuna study: a journal file or a database URL; `<out>/study.journal` if None.
         inputs: sets of input arrays to validate with, in the model's order; made up where None.
         reporter: told of progress.
 
@@ -69,6 +73,8 @@ def tune(
         records=records,
         resume=resume,
         seed=seed,
+        sampler=sampler,
+        storage=storage,
         inputs=inputs,
     )
     result = run_tune(model, options, reporter)

@@ -38,13 +38,21 @@ class Program:
         return self.skeleton.transforms(solution)
 
 
-def build_program(skeleton: Skeleton, lab: Lab) -> Program:
-    """Kernels with their measured times (unmeasured ones are impossible), transforms measured or optimistic."""
+def build_program(skeleton: Skeleton, lab: Lab, call_us: float = 0.0) -> Program:
+    """Kernels with their measured times (unmeasured ones are impossible), transforms measured or optimistic.
+
+    Args:
+        skeleton: the problem without costs.
+        lab: what is measured.
+        call_us: what the model's runtime adds to each kernel and transform.
+    """
 
     def transform(key: TransformKey) -> float:
         known = lab.transform(key)
         if known.tries:
-            return known.best_us
-        return float("inf") if known.closed else _CALL_US + 2 * key.bytes / _FASTEST_BYTES_US
+            return known.best_us + call_us
+        return float("inf") if known.closed else _CALL_US + call_us + 2 * key.bytes / _FASTEST_BYTES_US
 
-    return Program(skeleton, skeleton.problem(lambda workload, choice: lab.of(workload, choice).best_us, transform))
+    return Program(
+        skeleton, skeleton.problem(lambda workload, choice: lab.of(workload, choice).best_us + call_us, transform)
+    )

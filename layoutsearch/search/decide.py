@@ -1,76 +1,73 @@
-"""From measured kernels to the plan: solve, build the best few whole, compare with the best uniform layout."""
+"""From measured kernels to the plan: time the most promising assignments whole, compare with the best uniform."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from layoutsearch.errors import LayoutSearchError, PlanError
-from layoutsearch.layout.layout import Layout
-from layoutsearch.measure.records import ModelRecord, RecordContext, RecordStore
+from layoutsearch.cost.correction import Correction, WholeRow
+from layoutsearch.cost.machine import Machine
+from layoutsearch.errors import PlanError
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.search.acceptance import compare
-from layoutsearch.search.assemble import Program, build_program
+from layoutsearch.search.assemble import Program
 from layoutsearch.search.budget import Budget
-from layoutsearch.search.diverse import best_assignments
-from layoutsearch.search.export import PlanContext, Verdict, make_plan, validated
+from layoutsearch.search.export import Verdict, validated
+from layoutsearch.search.finals import Samples, WholeTimes, decisions, plan_digest
 from layoutsearch.search.known import Lab
-from layoutsearch.search.problem import NoAssignmentError
+from layoutsearch.search.pool import Entrant, Pool
+from layoutsearch.search.refine import Refinement
 from layoutsearch.search.reporter import Reporter
+from layoutsearch.search.residuals import CorrectedResiduals, shape_of
 from layoutsearch.search.runfile import RunFile
-from layoutsearch.search.skeleton import Skeleton, build_skeleton, uniform_solution
-from layoutsearch.search.solve import solve
 from layoutsearch.search.whole import Built, Whole
-from layoutsearch.search.workloads import KernelNode
 
-_TRANSFORM_ROUNDS = 12
-_DIVERSE_ROUNDS = 3
-_SOLVE_S = 20.0
-_MIN_CHANGES = 3
+# Assignments built and timed side by side with the best so far.
+_BATCH = 3
 _SIEVE_ROUNDS = 12
 _FINAL_ROUNDS = 40
 _FINAL_STARTS = 4
 
 
-@dataclass(frozen=True)
-class Uniform:
-    """A uniform assignment: every kernel in the candidate nearest to one layout."""
-
-    name: str
-    solution: tuple[int, ...]
-    predicted_us: float
-
-
-def _decisions(plan: LayoutPlan) -> list[object]:
-    """What of a plan changes the compiled model."""
-    return [(op.id, op.choice, op.schedule) for op in plan.ops]
-
-
 class Decision:
-    """What is done with the measured kernels of a run. `folder` gets plan.json and the uniform plans."""
+    """What is done with the measured kernels of a run. `folder` gets plan.json and the uniform plans.
+
+    Afterwards `timed` has the assignments that were timed whole with their microseconds, `wholes` the same as rows to
+    learn from.
+
+    Afterwards `timed` has the assignments that were timed whole with their microseconds, `wholes` the same as rows to
+    learn from.
+
+    Args:
+        pool: makes the assignments, and plans of them.
+        lab: knows kernels and transforms.
+        whole: builds and times whole models.
+        times: keeps whole timings.
+        correction: what is known of how far whole models are from the sum of their parts.
+        machine: the device.
+        folder: of the run.
+        budget: when to stop.
+        reporter: told of progress.
+    """
 
     def __init__(
         self,
-        context: PlanContext,
-        nodes: Sequence[KernelNode],
-        layouts: Sequence[Layout],
+        pool: Pool,
         lab: Lab,
         whole: Whole,
-        store: RecordStore,
-        record_context: RecordContext,
+        times: WholeTimes,
+        correction: Correction,
+        machine: Machine,
         folder: Path,
         budget: Budget,
         reporter: Reporter,
     ) -> None:
-        self._context, self._nodes, self._layouts = context, tuple(nodes), tuple(layouts)
-        self._skeleton = build_skeleton(context.graph, nodes)
-        self._lab, self._whole = lab, whole
-        self._store, self._record_context = store, record_context
+        self._pool, self._lab, self._whole, self._times = pool, lab, whole, times
+        self._correction, self._machine = correction, machine
         self._folder, self._budget, self._reporter = folder, budget, reporter
+        self.wholes: list[WholeRow] = []
+        self.timed: list[tuple[tuple[int, ...], float]] = []
 
     @property
     def path(self) -> Path:
@@ -83,7 +80,7 @@ class Decision:
             plan = LayoutPlan.load(self.path)
         except PlanError:
             return None
-        empty = self._plan_of_nothing()
+        empty = self._pool.empty_plan()
         same = all(getattr(plan, part) == getattr(empty, part) for part in ("target", "device", "fingerprint"))
         return plan if same and plan.ops else None
 
@@ -92,14 +89,14 @@ class Decision:
 
         None if a kernel has not been measured in any layout yet, or if the plan does not build.
         """
-        program = self._program()
-        uniforms = self._uniforms(program)
+        program = self._pool.program()
+        uniforms = self._pool.uniforms(program)
         if not uniforms:
             return None
         first = uniforms[0]
         self._reporter.stage("first plan", 2)
         label = f"uniform {first.name}"
-        plan = self._plan(program, first.solution, first)
+        plan = self._pool.plan(program, first.solution, first)
         built = self._whole.build({label: plan})
         if not built:
             return None
@@ -111,7 +108,7 @@ class Decision:
 
     def empty_plan(self) -> LayoutPlan | None:
         """The plan of a model without a layout to choose."""
-        plan = self._plan_of_nothing()
+        plan = self._pool.empty_plan()
         built = self._whole.build({"original": plan})
         if not built:
             return None
@@ -119,161 +116,163 @@ class Decision:
         plan.save(self.path)
         return plan
 
-    def _plan_of_nothing(self) -> LayoutPlan:
-        program = build_program(Skeleton((), ()), self._lab)
-        return make_plan(self._context, program, (), self._lab)
-
     def decide(self, trials: int, seed: int, incumbent: LayoutPlan | None, run_file: RunFile) -> LayoutPlan | None:
         """The winner, validated and saved; None if nothing could be built, or the user stopped the run.
 
-        An `incumbent`, the plan of an earlier run, competes with the assignments. Where the finalists are those of that
-        run, and the weights too, its verdict stands and nothing is timed again.
+        Up to `trials` assignments are timed whole beside the uniform ones; see `search.refine`. An `incumbent`, the
+        plan of an earlier run, competes with them. Where all that compete are those of that run, and the weights too,
+        its verdict stands and nothing is timed again.
 
         Raises:
             LayoutSearchError: a kernel could not be measured in any layout.
         """
-        try:
-            program, bound, solutions = self._solve(trials)
-        except NoAssignmentError:
-            raise LayoutSearchError(self._why_none(self._program())) from None
-        uniforms = self._uniforms(program)
-        if not uniforms:
-            raise LayoutSearchError(self._why_none(program))
-        reference = uniforms[0]
-        # NCHW is what most users have today, so it is always built as well.
-        kept = uniforms[:2] + [u for u in uniforms[2:] if u.name == "NCHW"]
-        plans = {f"uniform {u.name}": self._plan(program, u.solution, u) for u in kept}
-        known = {u.solution for u in kept}
-        for number, solution in enumerate(s for s in solutions if s not in known):
-            plans[f"assignment {number + 1}"] = self._plan(program, solution, reference, bound)
-        finalists = self._digest(plans, seed)
+        program, entrants = self._pool.entrants(trials)
+        finalists = self._digest(entrants, trials, seed)
         if incumbent is not None and run_file.is_settled("finalists", finalists):
             self._reporter.best("that of the last run, which had the same finalists")
             return incumbent
-        if incumbent is not None and all(_decisions(incumbent) != _decisions(plan) for plan in plans.values()):
-            plans["previous plan"] = incumbent
-        self._reporter.stage("whole models", len(plans) + _SIEVE_ROUNDS + _FINAL_ROUNDS)
-        built = self._whole.build(plans)
-        if self._budget.interrupted:
-            return None
-        for label in built:
-            if label.startswith("uniform"):
-                verdict = Verdict(label, (), (), None, built[label].max_rel_error, False)
-                validated(plans[label], verdict).save(self._folder / "uniform" / f"{label.split()[-1]}.json")
-        winner = self._compare(plans, built, seed)
+        winner = self._contest(program, entrants, incumbent, trials, seed)
         if winner is not None and not self._budget.over():
             run_file.settle("finalists", finalists)
         return winner
 
-    def _digest(self, plans: Mapping[str, LayoutPlan], seed: int) -> str:
-        parts = [seed, self._whole.weights, *sorted(repr(_decisions(plan)) for plan in plans.values())]
+    def _digest(self, entrants: Sequence[Entrant], trials: int, seed: int) -> str:
+        parts = [seed, trials, self._whole.weights, *sorted(entrant.digest for entrant in entrants)]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
-    def _compare(self, plans: Mapping[str, LayoutPlan], built: Mapping[str, Built], seed: int) -> LayoutPlan | None:
-        if not any(label.startswith("uniform") for label in built):
+    def _contest(
+        self, program: Program, entrants: list[Entrant], incumbent: LayoutPlan | None, trials: int, seed: int
+    ) -> LayoutPlan | None:
+        shapes = [shape_of(program, e.solution, self._lab, self._machine) for e in entrants]
+        residuals = CorrectedResiduals(self._correction, shapes, self._pool.context.fingerprint)
+        refinement = Refinement([shape.additive_us for shape in shapes], residuals)
+        built = self._refine(refinement, entrants, trials, seed)
+        if built is None:
             return None
-        sieve = self._time(built, _SIEVE_ROUNDS, seed)
-        uniforms = [label for label in sieve if label.startswith("uniform")]
-        contenders = [label for label in sieve if not label.startswith("uniform")]
-        if not uniforms:
+        self.wholes = residuals.rows(refinement.observed)
+        self.timed = [(entrants[i].solution, refinement.measured_us(i)) for i in refinement.timed]
+        timed = [i for i in refinement.timed if entrants[i].label in built]
+        uniform = [i for i in timed if entrants[i].is_uniform]
+        if not uniform:
             return None
-        baseline = min(uniforms, key=lambda label: float(np.median(sieve[label])))
-        verdict = Verdict(baseline, sieve[baseline], sieve[baseline], None, built[baseline].max_rel_error, False)
-        winner = baseline
-        if contenders:
-            challenger = min(contenders, key=lambda label: float(np.median(sieve[label])))
-            self._reporter.best(f"{challenger}: {np.median(sieve[challenger]) / 1e3:.3f} ms, against {baseline}")
-            # Fresh rounds: the samples that chose the challenger would flatter it.
-            final = self._time(
-                {label: built[label] for label in (baseline, challenger)}, _FINAL_ROUNDS, seed + 1, _FINAL_STARTS
+        baseline = entrants[min(uniform, key=refinement.measured_us)]
+        others = [i for i in timed if not entrants[i].is_uniform]
+        challenger = entrants[min(others, key=refinement.measured_us)] if others else None
+        previous = self._previous(incumbent, entrants)
+        plans = {e.label: e.plan for e in (baseline, challenger) if e is not None}
+        if previous is not None:
+            built.update(self._whole.build({"previous plan": previous}))
+            plans["previous plan"] = previous
+        return self._final(baseline.label, {label: p for label, p in plans.items() if label in built}, built, seed)
+
+    def _refine(
+        self, refinement: Refinement, entrants: Sequence[Entrant], trials: int, seed: int
+    ) -> dict[str, Built] | None:
+        """Time whole what is worth it; what was built, None if the user stopped the run."""
+        position = {entrant.digest: i for i, entrant in enumerate(entrants)}
+        for run in self._times.runs("sieve"):
+            known = {position[digest]: samples for digest, samples in run.items() if digest in position}
+            refinement.observe(known)
+        self._reporter.stage("whole models", trials + _SIEVE_ROUNDS)
+        built: dict[str, Built] = {}
+        uniforms = [i for i, entrant in enumerate(entrants) if entrant.is_uniform]
+        left = trials - sum(i not in uniforms for i in refinement.timed)
+        while True:
+            fresh = [i for i in uniforms if i not in refinement.timed and not refinement.is_excluded(i)]
+            wanted = [*fresh, *(i for i in refinement.next(max(0, min(_BATCH, left))).indices if i not in uniforms)]
+            best = refinement.best
+            anchor = [] if best is None else [best]
+            if not self._build([*wanted, *anchor], entrants, built):
+                return None
+            for index in wanted:
+                if entrants[index].label not in built:
+                    refinement.exclude(index)
+            wanted = [i for i in wanted if entrants[i].label in built]
+            if not wanted:
+                break
+            self._sieve(refinement, [*wanted, *anchor], entrants, built, seed)
+            left -= sum(i not in uniforms for i in wanted)
+            if self._budget.over():
+                break
+        # The finalists may be known from records, and not built yet.
+        best_of = [
+            min(
+                (i for i in refinement.timed if entrants[i].is_uniform == kind),
+                key=refinement.measured_us,
+                default=None,
             )
-            if len(final) == 2:
-                comparison = compare(final[baseline], final[challenger], seed=seed)
-                winner = challenger if comparison.accepted else baseline
-                verdict = Verdict(
-                    baseline,
-                    final[baseline],
-                    final[winner],
-                    comparison if comparison.accepted else None,
-                    built[winner].max_rel_error,
-                    comparison.accepted,
-                )
+            for kind in (True, False)
+        ]
+        return built if self._build([i for i in best_of if i is not None], entrants, built) else None
+
+    def _sieve(
+        self,
+        refinement: Refinement,
+        indices: Sequence[int],
+        entrants: Sequence[Entrant],
+        built: Mapping[str, Built],
+        seed: int,
+    ) -> None:
+        samples = self._whole.time({entrants[i].label: built[entrants[i].label] for i in indices}, _SIEVE_ROUNDS, seed)
+        by_digest = {entrants[i].digest: samples[entrants[i].label] for i in indices if entrants[i].label in samples}
+        self._times.add("sieve", by_digest)
+        refinement.observe({i: samples[entrants[i].label] for i in indices if entrants[i].label in samples})
+        for index in indices:
+            if entrants[index].label not in samples:
+                refinement.exclude(index)
+        best = refinement.best
+        if best is not None:
+            self._reporter.best(f"{entrants[best].label}: {refinement.measured_us(best) / 1e3:.3f} ms whole")
+
+    def _build(self, indices: Sequence[int], entrants: Sequence[Entrant], built: dict[str, Built]) -> bool:
+        """Build what is not built yet; False if the user stopped the run."""
+        todo = {entrants[i].label: entrants[i].plan for i in indices if entrants[i].label not in built}
+        fresh = self._whole.build(todo) if todo else {}
+        if self._budget.interrupted:
+            return False
+        built.update(fresh)
+        for label, found in fresh.items():
+            if label.startswith("uniform"):
+                plan = validated(todo[label], Verdict(label, (), (), None, found.max_rel_error, False))
+                plan.save(self._folder / "uniform" / f"{label.split()[-1]}.json")
+        return True
+
+    def _previous(self, incumbent: LayoutPlan | None, entrants: Sequence[Entrant]) -> LayoutPlan | None:
+        known = incumbent is None or any(decisions(incumbent) == decisions(e.plan) for e in entrants)
+        return None if known else incumbent
+
+    def _final(
+        self, baseline: str, plans: Mapping[str, LayoutPlan], built: Mapping[str, Built], seed: int
+    ) -> LayoutPlan:
+        """Fresh rounds of the baseline and what may replace it: the samples that chose a challenger flatter it."""
+        winner, comparison = baseline, None
+        samples: Samples = {}
+        if len(plans) > 1:
+            samples = self._final_samples(plans, built, seed)
+            # Where two challenge the baseline, each has half of the chance to win by luck.
+            confidence = 1 - 0.05 / (len(samples) - 1) if len(samples) > 1 else 0.95
+            for label in (name for name in samples if name != baseline and baseline in samples):
+                found = compare(samples[baseline], samples[label], seed=seed, confidence=confidence)
+                if found.accepted and (comparison is None or found.speedup > comparison.speedup):
+                    winner, comparison = label, found
+        verdict = Verdict(
+            baseline,
+            samples.get(baseline, ()),
+            samples.get(winner, ()),
+            comparison,
+            built[winner].max_rel_error,
+            comparison is not None,
+        )
         plan = validated(plans[winner], verdict)
         plan.save(self.path)
         return plan
 
-    def _time(
-        self, built: Mapping[str, Built], rounds: int, seed: int, starts: int = 1
-    ) -> dict[str, tuple[float, ...]]:
-        samples = self._whole.time(built, rounds, seed, starts)
-        self._store.add_models(ModelRecord(self._record_context, self._context.fingerprint, samples))
+    def _final_samples(self, plans: Mapping[str, LayoutPlan], built: Mapping[str, Built], seed: int) -> Samples:
+        digests = {plan_digest(plan): label for label, plan in plans.items()}
+        for run in self._times.runs("final"):
+            if run.keys() == digests.keys():
+                return {digests[digest]: values for digest, values in run.items()}
+        samples = self._whole.time({label: built[label] for label in plans}, _FINAL_ROUNDS, seed + 1, _FINAL_STARTS)
+        if len(samples) == len(plans) and not self._budget.interrupted:
+            self._times.add("final", {plan_digest(plans[label]): values for label, values in samples.items()})
         return samples
-
-    def _program(self) -> Program:
-        return build_program(self._skeleton, self._lab)
-
-    def _plan(
-        self, program: Program, solution: Sequence[int], uniform: Uniform, bound: float | None = None
-    ) -> LayoutPlan:
-        return make_plan(
-            self._context,
-            program,
-            solution,
-            self._lab,
-            uniform=uniform.solution,
-            uniform_name=uniform.name,
-            lower_bound_us=bound,
-        )
-
-    def _uniforms(self, program: Program) -> list[Uniform]:
-        """Uniform assignments of measured kernels, by predicted time."""
-        found: dict[tuple[int, ...], Uniform] = {}
-        for layout in self._layouts:
-            solution = uniform_solution(self._nodes, program.problem, layout)
-            if solution is None:
-                continue
-            total = program.problem.evaluate(solution).total
-            if total < float("inf"):
-                found.setdefault(solution, Uniform(str(layout), solution, total))
-        return sorted(found.values(), key=lambda uniform: uniform.predicted_us)
-
-    def _solve(self, trials: int) -> tuple[Program, float, list[tuple[int, ...]]]:
-        """The best assignments, measuring the transforms they use until they use measured ones only."""
-        self._reporter.stage("transforms", _TRANSFORM_ROUNDS + _DIVERSE_ROUNDS)
-        for _ in range(_TRANSFORM_ROUNDS):
-            program = self._program()
-            best = solve(program.problem, time_limit_s=_SOLVE_S)
-            if not self._measure_used(program, [best.assignment, *(u.solution for u in self._uniforms(program)[:2])]):
-                break
-        graph = self._context.graph
-        changing = [i for i, node in enumerate(self._nodes) if graph.by_name[node.root] in graph.anchors]
-        found = [best.assignment]
-        for _ in range(_DIVERSE_ROUNDS if trials > 1 else 0):
-            program = self._program()
-            best = solve(program.problem, time_limit_s=_SOLVE_S)
-            others = best_assignments(
-                program.problem, trials, min_changes=_MIN_CHANGES, changing=changing, time_limit_s=_SOLVE_S
-            )
-            found = list(dict.fromkeys([best.assignment, *(s.assignment for s in others)]))[:trials]
-            if not self._measure_used(program, found):
-                break
-        return program, best.lower_bound, found
-
-    def _measure_used(self, program: Program, solutions: Sequence[Sequence[int]]) -> bool:
-        """Measure the transforms of some solutions; False if there was nothing to measure or no time for it."""
-        used = [key for solution in solutions for key in program.transforms(solution)]
-        unknown = [k for k in used if not (self._lab.transform(k).tries or self._lab.transform(k).closed)]
-        self._reporter.step(f"{len(set(unknown))} transforms to measure")
-        if unknown and not self._budget.interrupted:
-            self._lab.measure_transforms(unknown)
-            return True
-        return False
-
-    def _why_none(self, program: Program) -> str:
-        for node, costs in zip(self._nodes, program.problem.nodes, strict=True):
-            if min(costs.costs) == float("inf"):
-                known = [self._lab.of(node.workload, choice) for choice in node.choices]
-                reasons = [k.reason for k in known] + [m.error for k in known for m in k.tries.values()]
-                why = next(filter(None, reasons), "there was no time; give a longer --time-budget")
-                return f"no candidate of {node.workload.summary} could be measured: {why}"
-        return "no uniform assignment could be measured; give a longer --time-budget"

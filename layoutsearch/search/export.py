@@ -59,6 +59,33 @@ class Verdict:
     accepted: bool
 
 
+@dataclass(frozen=True)
+class Bound:
+    """Below what no assignment can be.
+
+    Attributes:
+        lower_us: with probability `confidence`, as the cost model sees it.
+        strict_us: whatever the model thinks, from measurements and the device's limits.
+        confidence: of `lower_us`.
+    """
+
+    lower_us: float
+    strict_us: float
+    confidence: float
+
+
+def _bounds(total: float, bound: Bound | None) -> dict[str, float | None]:
+    if bound is None:
+        return {"lower_bound_us": None, "gap": None, "strict_bound_us": None, "confidence": None}
+    lower, strict = min(bound.lower_us, total), min(bound.strict_us, total)
+    return {
+        "lower_bound_us": _round(lower),
+        "gap": round((total - lower) / total, 6) if total else 0.0,
+        "strict_bound_us": _round(strict),
+        "confidence": bound.confidence,
+    }
+
+
 def make_plan(
     context: PlanContext,
     program: Program,
@@ -67,16 +94,25 @@ def make_plan(
     *,
     uniform: Sequence[int] | None = None,
     uniform_name: str = "",
-    lower_bound_us: float | None = None,
+    bound: Bound | None = None,
 ) -> LayoutPlan:
-    """The plan of a solution, not yet validated."""
+    """The plan of a solution, not yet validated.
+
+    Args:
+        context: what all plans of the run have in common.
+        program: the costs.
+        solution: candidate of every kernel.
+        lab: knows the schedules.
+        uniform: another solution to explain it against.
+        uniform_name: of that.
+        bound: below what no assignment can be; without it the gap is left open.
+    """
     ops = []
     for position, (node, index) in enumerate(zip(program.nodes, solution, strict=True)):
         other = uniform[position] if uniform is not None else None
         ops += _plan_ops(context.graph, node, index, other, uniform_name, lab, program, position)
     assignment = program.choices(solution)
     total = program.problem.evaluate(solution).total
-    bound = lower_bound_us if lower_bound_us is not None else total
     return LayoutPlan(
         tool={
             "layoutsearch": layoutsearch.__version__,
@@ -99,8 +135,7 @@ def make_plan(
         transforms=tuple(_plan_transforms(context.graph, assignment, lab)),
         objective={
             "predicted_us": _round(total),
-            "lower_bound_us": _round(bound),
-            "gap": round((total - bound) / total, 6) if total else 0.0,
+            **_bounds(total, bound),
         },
         validation={
             "baseline": "",

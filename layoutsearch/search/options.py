@@ -14,7 +14,7 @@ import tvm
 from layoutsearch.layout.space import SearchSpace
 from layoutsearch.plan.plan import LayoutPlan
 
-DEFAULT_TRIALS = 4
+DEFAULT_TRIALS = 8
 
 
 @dataclass(frozen=True)
@@ -85,4 +85,6 @@ class TuneOptions:
     records: str | os.PathLike[str] | None = None
     resume: bool = False
     seed: int = 0
+    sampler: str = "solver"
+    storage: str | None = None
     inputs: Sequence[Sequence[np.ndarray]] | None = None

@@ -76,6 +76,7 @@ class Refinement:
         self._additive = np.log(np.asarray(additive_us, dtype=np.float64))
         self._model = residuals
         self._log_us: dict[int, float] = {}
+        self._excluded: set[int] = set()
         self._noise = 0.0
 
     @property
@@ -106,6 +107,23 @@ class Refinement:
         errors = [_relative_error_of_median(values) for values in samples_us.values()]
         self._noise = math.sqrt(2) * float(np.median(errors)) if errors else 0.0
 
+    def exclude(self, index: int) -> None:
+        """Never ask for an assignment: it does not build, or its outputs are wrong."""
+        self._excluded.add(index)
+
+    def is_excluded(self, index: int) -> bool:
+        """Whether an assignment is never asked for."""
+        return index in self._excluded
+
+    @property
+    def observed(self) -> dict[int, float]:
+        """log(measured / additive) of what was timed."""
+        return {i: us - float(self._additive[i]) for i, us in self._log_us.items()}
+
+    def measured_us(self, index: int) -> float:
+        """Median of one that was timed, in the time scale of the first run."""
+        return math.exp(self._log_us[index])
+
     def predicted_us(self) -> Vector:
         """Time of every assignment: as measured, else additive with the expected residual."""
         means, _ = self._residuals()
@@ -115,17 +133,17 @@ class Refinement:
         """Up to `count` assignments whose expected improvement exceeds the noise."""
         best = self.best
         if best is None:
-            order = np.argsort(self._additive, kind="stable")[:count]
-            return Next(tuple(int(i) for i in order), float("inf"))
+            first = [int(i) for i in np.argsort(self._additive, kind="stable") if int(i) not in self._excluded]
+            return Next(tuple(first[:count]), float("inf"))
         means, deviations = self._residuals()
         gain = expected_improvement(self._additive + means - self._log_us[best], deviations)
-        gain[list(self._log_us)] = 0.0
+        gain[[*self._log_us, *self._excluded]] = 0.0
         order = np.argsort(-gain, kind="stable")
         chosen = [int(i) for i in order[:count] if gain[i] > self._noise]
         return Next(tuple(chosen), float(gain[order[0]]))
 
     def _residuals(self) -> tuple[Vector, Vector]:
-        return self._model.residuals({i: us - float(self._additive[i]) for i, us in self._log_us.items()})
+        return self._model.residuals(self.observed)
 
 
 def expected_improvement(log_ratio: Vector, deviation: Vector) -> Vector:

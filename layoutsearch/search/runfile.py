@@ -14,23 +14,33 @@ class RunFile:
     """`run.json` in the output folder."""
 
     def __init__(
-        self, path: Path, fingerprint: str, target: Mapping[str, Any], threads: int, device_key: str | None
+        self,
+        path: Path,
+        fingerprint: str,
+        target: Mapping[str, Any],
+        threads: int,
+        device: str,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self._path = path
-        self._about = {
-            "fingerprint": fingerprint,
-            "target": dict(target),
-            "threads": threads,
-            "device_key": device_key or "local",
-        }
+        self._about = {"fingerprint": fingerprint, "target": dict(target), "threads": threads, "device_key": device}
+        self._options = dict(options or {})
         self._settled: dict[str, str] = {}
+        self._began = 0
 
-    def begin(self, resume: bool) -> None:
-        """Start a run.
+    def begin(self, resume: bool, mark: int) -> int | None:
+        """Start a run, or go on with the one in the folder.
+
+        Args:
+            resume: whether to go on.
+            mark: of the record store, see `RecordStore.mark`.
+
+        Returns:
+            The mark when the run began if it is gone on with; None if it starts now.
 
         Raises:
-            LayoutSearchError: `resume` was asked for and there is no run, or one of another model, target or device;
-                or the folder cannot be written.
+            LayoutSearchError: `resume` was asked for and there is no run, or one of another model, target, device or
+                options; or the folder cannot be written.
         """
         before = self._read()
         if resume and not before:
@@ -38,15 +48,21 @@ class RunFile:
                 f"--resume: there is no run in {self._path.parent}; leave --resume away to start one"
             )
         if resume:
-            for key, value in self._about.items():
-                if before.get(key) != value:
+            options = before.get("options", {})
+            for key, value in {**self._about, **self._options}.items():
+                has = before.get(key) if key in self._about else options.get(key)
+                if has != value:
                     raise LayoutSearchError(
-                        f"--resume: the run in {self._path.parent} has {key} {before.get(key)!r}, this one {value!r}; "
+                        f"--resume: the run in {self._path.parent} has {key} {has!r}, this one {value!r}; "
                         "use another --out, or leave --resume away"
                     )
         if all(before.get(key) == value for key, value in self._about.items()):
             self._settled = dict(before.get("settled", {}))
+        goes_on = resume and before.get("state") != "done"
+        began = before.get("began")
+        self._began = began if goes_on and isinstance(began, int) else mark
         self._write("running")
+        return self._began if goes_on else None
 
     def is_settled(self, question: str, about: str) -> bool:
         """Whether an earlier run, or this one, has settled a question, for exactly what `about` is a digest of."""
@@ -68,13 +84,20 @@ class RunFile:
             return {}
         return data if isinstance(data, dict) else {}
 
+    def _content(self, state: str) -> dict[str, Any]:
+        return {
+            **self._about,
+            "options": self._options,
+            "began": self._began,
+            "settled": self._settled,
+            "state": state,
+        }
+
     def _write(self, state: str) -> None:
         temporary = self._path.with_suffix(".tmp")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(
-                json.dumps({**self._about, "settled": self._settled, "state": state}, indent=1) + "\n", encoding="utf-8"
-            )
+            temporary.write_text(json.dumps(self._content(state), indent=1) + "\n", encoding="utf-8")
             temporary.replace(self._path)
         except OSError as error:
             why = f"cannot write {self._path}: {error.strerror}"

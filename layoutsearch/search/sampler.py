@@ -15,6 +15,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from layoutsearch.search.parameters import AssignmentSpace
+from layoutsearch.search.trials import RETRY
 
 # Trials asked for and never told leave their proposals behind; those of so many are kept.
 _KEPT_DRAWS = 256
@@ -31,7 +32,8 @@ class SolverSampler(BaseSampler):
     """Proposes one whole assignment per trial, and samples any other parameter at random.
 
     A trial's proposal is drawn once, from a generator of its own made of the seed and the trial's number: equal seeds
-    give equal studies, and workers that share a study and a seed still propose different assignments.
+    give equal studies, and workers that share a study and a seed still propose different assignments. Trials that were
+    cut short and are run again do not count, so that a study that was killed goes on as if it had not been.
 
     Args:
         space: the parameters this sampler knows.
@@ -75,7 +77,7 @@ class SolverSampler(BaseSampler):
     ) -> Any:
         """The trial's proposal for a known parameter, a random value for any other."""
         if self._space.distributions.get(param_name) == param_distribution:
-            return self._proposal(trial)[param_name]
+            return self._proposal(study, trial)[param_name]
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
@@ -83,10 +85,10 @@ class SolverSampler(BaseSampler):
         with self._lock:
             self._draws.pop(trial._trial_id, None)
 
-    def _proposal(self, trial: FrozenTrial) -> dict[str, str]:
+    def _proposal(self, study: Study, trial: FrozenTrial) -> dict[str, str]:
         with self._lock:
             if trial._trial_id not in self._draws:
-                rng = np.random.default_rng([self._entropy, trial.number])
+                rng = np.random.default_rng([self._entropy, trial.number - _retried(study, trial)])
                 self._draws[trial._trial_id] = self._space.params(self._proposer.propose(rng))
                 while len(self._draws) > _KEPT_DRAWS:
                     self._draws.popitem(last=False)
@@ -98,3 +100,9 @@ class SolverSampler(BaseSampler):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._lock = threading.Lock()
+
+
+def _retried(study: Study, trial: FrozenTrial) -> int:
+    """Earlier trials that are owed another go, which has a number of its own."""
+    earlier = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
+    return sum(t.number < trial.number and bool(t.user_attrs.get(RETRY)) for t in earlier)

@@ -16,7 +16,7 @@ from optuna.exceptions import StorageInternalError
 from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage
 from optuna.study import Study
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.measure.results import one_line
@@ -166,8 +166,7 @@ class StudySearch:
             return self._run(max_trials, repeats, reserve_s)
 
     def _run(self, max_trials: int | None, repeats: int, reserve_s: float) -> StudyOutcome:
-        self._catch_up()
-        count = repeated = 0
+        count, repeated = 0, self._know_again()
         while True:
             reason = self._why_stop(reserve_s)
             reason = reason or ("trials" if count == max_trials else "settled" if repeated == repeats else "")
@@ -176,6 +175,16 @@ class StudySearch:
                 return StudyOutcome(count, self._best[1], self._best[0], reason)
             fresh = self._trial(reserve_s)
             count, repeated = count + 1, 0 if fresh else repeated + 1
+
+    def tell(self, solution: Sequence[int]) -> None:
+        """Make sure that the study has a trial of an assignment."""
+        with storage_errors(self._storage):
+            self._catch_up()
+            if tuple(solution) not in self._complete:
+                self._study.enqueue_trial(self._space.params(solution))
+                # What another run has left in the queue comes first.
+                for _ in range(len(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))):
+                    self._trial(0.0)
 
     def note_whole(self, solution: Sequence[int], us: float) -> bool:
         """Remember what an assignment took as a whole model; False if no complete trial of the study has it.
@@ -276,16 +285,46 @@ class StudySearch:
 
     def _catch_up(self) -> None:
         """Read what this process and others have told since the last time."""
+        for trial, solution in self._news():
+            self._take(trial, solution)
+
+    def _news(self) -> Iterator[tuple[FrozenTrial, tuple[int, ...]]]:
+        """Trials with an end that were not read yet, with their assignments, in the order of their numbers."""
         finished = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
         for trial in self._study.get_trials(deepcopy=False, states=finished):
-            if trial.number in self._read:
-                continue
-            self._read.add(trial.number)
-            if trial.user_attrs.get(RETRY) or not trial.params.keys() >= self._space.distributions.keys():
-                continue
-            solution = self._space.solution(trial.params)
-            self._told.add(solution)
-            if trial.state is TrialState.COMPLETE and trial.value is not None:
-                self._complete[solution] = trial.number
-                if trial.value < self._best_us:
-                    self._best = (trial.value, solution)
+            if trial.number not in self._read:
+                self._read.add(trial.number)
+                if not trial.user_attrs.get(RETRY) and trial.params.keys() >= self._space.distributions.keys():
+                    yield trial, self._space.solution(trial.params)
+
+    def _take(self, trial: FrozenTrial, solution: tuple[int, ...]) -> None:
+        self._told.add(solution)
+        if trial.state is TrialState.COMPLETE and trial.value is not None:
+            self._complete[solution] = trial.number
+            if trial.value < self._best_us:
+                self._best = (trial.value, solution)
+
+    def _know_again(self) -> int:
+        """Recall what the trials of a run that is resumed measured, one after the other as they did.
+
+        Returns:
+            How many of the last ones brought nothing new.
+        """
+        repeated = 0
+        for trial, solution in self._news():
+            known, recalled = solution in self._told, self._recall(solution)
+            self._take(trial, solution)
+            repeated = repeated + 1 if known and not recalled else 0
+        return repeated
+
+    def _recall(self, solution: tuple[int, ...]) -> bool:
+        """As `_measure` does, but from memory alone; whether there was anything."""
+        found = False
+        while True:
+            parts = parts_of(self._skeleton, self._lab, self._search, solution)
+            if not parts.open or parts.failure or parts.settled_us > self._best_us:
+                return found
+            chunk = parts.kernels[:_CHUNK]
+            if not self._lab.recall(chunk, () if chunk else parts.transforms):
+                return found
+            found = True

@@ -71,6 +71,10 @@ class SmallLab:
         """See Lab."""
         return self._known.setdefault(key, Known())
 
+    def recall(self, requests: Sequence[Request], keys: Iterable[TransformKey] = ()) -> bool:
+        """See Lab."""
+        return False
+
     def measure(self, requests: Sequence[Request], reserve_s: float = 0.0) -> None:
         """See Lab."""
         for request in requests:

@@ -83,3 +83,12 @@ def test_a_certain_gain_is_itself() -> None:
 def test_times_have_to_be_times(times: list[float]) -> None:
     with pytest.raises(ValueError, match="finite"):
         Refinement(times, SharedOffset(max(1, len(times))))
+
+
+def test_what_does_not_build_is_not_asked_for() -> None:
+    refinement = Refinement([100.0, 101.0, 102.0], SharedOffset(3, own_sd=0.05))
+    refinement.exclude(0)
+    assert refinement.next(1).indices == (1,)
+    refinement.observe({1: [111.0, 111.1, 111.2]})
+    assert 0 not in refinement.next(3).indices
+    assert refinement.measured_us(1) == pytest.approx(111.1)

@@ -1,0 +1,141 @@
+"""What a run measures with: a device behind RPC here, or whatever else offers the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from layoutsearch.errors import LayoutSearchError
+from layoutsearch.measure.builder import Builder
+from layoutsearch.measure.calibrate import profile_for
+from layoutsearch.measure.device import Device, DeviceIdentity
+from layoutsearch.measure.operand_state import PREPARE
+from layoutsearch.measure.profile import DeviceProfile
+from layoutsearch.measure.records import RecordContext, RecordStore
+from layoutsearch.plan.apply import target_json
+from layoutsearch.search.budget import Budget
+from layoutsearch.search.kernels import KernelLab
+from layoutsearch.search.known import Lab
+from layoutsearch.search.reference import reference_key
+from layoutsearch.search.reporter import Reporter
+from layoutsearch.search.setup import ModelSetup, template_versions
+from layoutsearch.search.whole import Whole, WholeLab
+from layoutsearch.targets import default_threads
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where a run works.
+
+    Attributes:
+        folder: for what is built, gone after the run.
+        out: output folder of the run.
+        store: records.
+        began: mark of the store from where on records are recalled, in a run that is resumed; else None.
+        samples: inputs of the model to validate with.
+        budget: when to stop.
+        reporter: told of progress.
+    """
+
+    folder: Path
+    out: Path
+    store: RecordStore
+    began: int | None
+    samples: Sequence[Sequence[np.ndarray]]
+    budget: Budget
+    reporter: Reporter
+
+
+@dataclass(frozen=True)
+class Labs:
+    """What measures kernels and whole models, and the device that it stands for."""
+
+    lab: Lab
+    whole: Whole
+    identity: DeviceIdentity
+    context: RecordContext
+    profile: DeviceProfile
+
+
+class LabSource(Protocol):
+    """Opens labs for a model."""
+
+    @property
+    def target(self) -> Any:
+        """What code is built for; None for this CPU."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of a kernel."""
+
+    @property
+    def name(self) -> str:
+        """Of the device, in the run's file."""
+
+    def open(self, setup: ModelSetup, place: Workplace) -> AbstractContextManager[Labs]:
+        """The labs; they go away with the context.
+
+        Raises:
+            LayoutSearchError: no device, or it is not one for this model.
+        """
+
+
+class DeviceSource:
+    """A device: this machine's CPU, or one that a tracker serves.
+
+    Args:
+        target: what code is built for; this CPU by default.
+        threads: of a kernel; all cores by default.
+        rpc: tracker, HOST:PORT.
+        device_key: at the tracker.
+
+    Raises:
+        LayoutSearchError: one of `rpc` and `device_key` without the other.
+    """
+
+    def __init__(self, target: Any, threads: int | None, rpc: str | None, device_key: str | None) -> None:
+        if bool(rpc) != bool(device_key):
+            raise LayoutSearchError("--rpc HOST:PORT and --device-key KEY go together; give both or neither")
+        self.target, self.threads = target, threads or default_threads()
+        self._rpc, self._key = rpc, device_key
+
+    @property
+    def name(self) -> str:
+        """See LabSource."""
+        return self._key or "local"
+
+    @contextmanager
+    def open(self, setup: ModelSetup, place: Workplace) -> Iterator[Labs]:
+        """See LabSource."""
+        with ExitStack() as stack:
+            device = stack.enter_context(self._device())
+            workers = max(1, min(8, default_threads()))
+            builder = stack.enter_context(Builder(workers=workers, preload=("layoutsearch.search.jobs",)))
+            identity = device.identity()
+            templates = template_versions()
+            if not device.has_function(PREPARE):
+                # Other numbers than those of our server: never read as the same.
+                templates += " flush-all"
+                place.reporter.note(
+                    "the device's server cannot place operands as a model does, so all but one are cold and kernels "
+                    "look slower; python -m layoutsearch.measure.server on the device can"
+                )
+            place.reporter.stage("device", 1)
+            profile = profile_for(device, setup.target, lambda text: place.reporter.step(text, 0))
+            context = setup.context(identity, templates)
+            target, budget, reporter = target_json(setup.target), place.budget, place.reporter
+            lab = KernelLab(device, builder, place.store, context, target, place.folder, budget, reporter, place.began)
+            key = reference_key(setup.loaded, setup.fingerprint, place.samples)
+            reference = (place.out / "reference.npz", key)
+            whole = WholeLab(device, builder, setup.source, place.samples, reference, place.folder, budget, reporter)
+            yield Labs(lab, whole, identity, context, profile)
+
+    def _device(self) -> AbstractContextManager[Device]:
+        if self._rpc:
+            return Device.remote(self._rpc, str(self._key), self.threads)
+        return Device.local(self.threads)

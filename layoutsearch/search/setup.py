@@ -1,0 +1,139 @@
+"""A model with its layout problem: what a search is about, before anything is measured."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import tvm
+
+from layoutsearch.layout.build import build_graph
+from layoutsearch.layout.candidates import enumerate_candidates, uniform_layouts
+from layoutsearch.layout.graph import LayoutGraph
+from layoutsearch.layout.layout import Layout
+from layoutsearch.layout.space import SearchSpace, builtin_space, load_space
+from layoutsearch.layout.unmatched import unmatched_rules
+from layoutsearch.measure.device import DeviceIdentity
+from layoutsearch.measure.operand_state import PROTOCOL
+from layoutsearch.measure.records import RecordContext
+from layoutsearch.model.canonicalize import canonicalize
+from layoutsearch.model.fingerprint import fingerprint
+from layoutsearch.model.load import LoadedModel, load
+from layoutsearch.plan.apply import target_json
+from layoutsearch.schedule.value import TEMPLATES
+from layoutsearch.search.jobs import file_stamp
+from layoutsearch.search.skeleton import Skeleton, build_skeleton
+from layoutsearch.search.whole import ModelSource
+from layoutsearch.search.workloads import kernel_nodes
+from layoutsearch.targets import as_target, has_feature
+
+
+@dataclass(frozen=True)
+class ModelSetup:
+    """A model with its layout problem for one target.
+
+    Attributes:
+        loaded: the model.
+        source: where workers load it from.
+        target: what code is built for.
+        graph: the layout graph.
+        skeleton: the layout problem without costs.
+        anchors: indices of the nodes whose root is layout-sensitive.
+        layouts: uniform layouts of the search space.
+        fingerprint: of the canonical module.
+        notes: rules of a user's search space that match nothing, a line each.
+    """
+
+    loaded: LoadedModel
+    source: ModelSource
+    target: tvm.target.Target
+    graph: LayoutGraph
+    skeleton: Skeleton
+    anchors: tuple[int, ...]
+    layouts: tuple[Layout, ...]
+    fingerprint: str
+    notes: tuple[str, ...] = ()
+
+    def context(self, device: DeviceIdentity, templates: str) -> RecordContext:
+        """Context of the records that are made on a device."""
+        return RecordContext(
+            target=json.dumps(target_json(self.target), sort_keys=True),
+            device=device.key,
+            cpu=device.cpu,
+            threads=device.threads,
+            tvm=tvm.__version__,
+            template=templates,
+        )
+
+
+def set_up(
+    model: Any,
+    folder: Path,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    target: Any = None,
+    space: SearchSpace | str | os.PathLike[str] | None = None,
+) -> ModelSetup:
+    """Load a model and build its layout problem.
+
+    Args:
+        model: path, ONNX model, Relax module or `LoadedModel`.
+        folder: a model that is no file is written there, for the workers.
+        shapes: of dynamic inputs.
+        target: what code is built for; this CPU by default.
+        space: search space; the one shipped for the target by default.
+
+    Raises:
+        ModelError: the model cannot be read.
+        SpaceError: the search-space file is wrong.
+    """
+    loaded = model if isinstance(model, LoadedModel) else load(model, shapes)
+    tvm_target = as_target(target)
+    canonical = canonicalize(loaded.module)
+    graph = build_graph(canonical)
+    rules = _space(space, tvm_target)
+    spaces = enumerate_candidates(graph, rules)
+    nodes = kernel_nodes(canonical, graph, spaces)
+    anchors = {op.name for op in graph.anchors}
+    return ModelSetup(
+        loaded=loaded,
+        source=_source(model, loaded, folder),
+        target=tvm_target,
+        graph=graph,
+        skeleton=build_skeleton(graph, nodes),
+        anchors=tuple(i for i, node in enumerate(nodes) if node.root in anchors),
+        layouts=tuple(uniform_layouts([spaces[op.name] for op in graph.anchors])),
+        fingerprint=fingerprint(canonical),
+        notes=tuple(unmatched_rules(rules, graph)) if space is not None else (),
+    )
+
+
+def template_versions() -> str:
+    """Versions of all schedule templates and of the way kernels are timed: records made with others are not used."""
+    return ",".join(f"{name}{spec.version}" for name, spec in sorted(TEMPLATES.items())) + f" {PROTOCOL}"
+
+
+def _space(space: SearchSpace | str | os.PathLike[str] | None, target: tvm.target.Target) -> SearchSpace:
+    if isinstance(space, SearchSpace):
+        return space
+    if space is not None:
+        return load_space(Path(space))
+    return builtin_space(target.kind.name, lambda feature: has_feature(target, feature))
+
+
+def _source(model: Any, loaded: LoadedModel, folder: Path) -> ModelSource:
+    shapes = tuple((i.name, tuple(i.shape)) for i in loaded.inputs)
+    if isinstance(model, (str, os.PathLike)):
+        path = str(Path(model).resolve())
+        return ModelSource(path, False, file_stamp(path), shapes)
+    if isinstance(model, onnx.ModelProto):
+        path = str(folder / "model.onnx")
+        onnx.save(model, path)
+        return ModelSource(path, False, file_stamp(path), shapes)
+    path = str(folder / "model.json")
+    Path(path).write_text(tvm.ir.save_json(loaded.module), encoding="utf-8")
+    return ModelSource(path, True, file_stamp(path), shapes)
