@@ -58,21 +58,29 @@ def profile_for(
     """
     say = tell or _silent
     store = store or ProfileStore()
-    identity, about = device.identity(), target_text(target)
-    try:
-        stored = store.load(identity, about)
-    except ProfileError as error:
-        say(f"{error}; calibrating again")
-        stored = None
-    if stored is None:
+    profile = stored_profile(device, target, say, store)
+    if profile is None:
         say(f"calibrating device {device.key!r}, once")
         profile = calibrate(device, target, say)
-        store.save(profile, identity)
-    else:
-        profile = stored
+        store.save(profile, device.identity())
     if profile.is_doubtful:
         say(f"{doubt(profile)}; run layoutsearch device calibrate when it is idle")
     return profile
+
+
+def stored_profile(
+    device: Device, target: Any = None, tell: Tell | None = None, store: ProfileStore | None = None
+) -> DeviceProfile | None:
+    """The stored profile of a device for code built for `target`; None if there is none that can be used.
+
+    Raises:
+        DeviceError: the device is gone.
+    """
+    try:
+        return (store or ProfileStore()).load(device.identity(), target_text(target))
+    except ProfileError as error:
+        (tell or _silent)(f"{error}; it has to be made again")
+        return None
 
 
 def doubt(profile: DeviceProfile) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.measure.builder import Builder
-from layoutsearch.measure.calibrate import profile_for
+from layoutsearch.measure.calibrate import profile_for, stored_profile
 from layoutsearch.measure.device import Device, DeviceIdentity
 from layoutsearch.measure.operand_state import PREPARE
 from layoutsearch.measure.profile import DeviceProfile
@@ -26,6 +26,10 @@ from layoutsearch.search.reporter import Reporter
 from layoutsearch.search.setup import ModelSetup, template_versions
 from layoutsearch.search.whole import Whole, WholeLab
 from layoutsearch.targets import default_threads
+
+
+# A run with less time than this does not spend it on calibrating a device.
+_CALIBRATE_FROM_S = 180.0
 
 
 @dataclass(frozen=True)
@@ -53,13 +57,16 @@ class Workplace:
 
 @dataclass(frozen=True)
 class Labs:
-    """What measures kernels and whole models, and the device that it stands for."""
+    """What measures kernels and whole models, and the device that it stands for.
+
+    `profile` is None where the device is not calibrated: nothing is bounded then.
+    """
 
     lab: Lab
     whole: Whole
     identity: DeviceIdentity
     context: RecordContext
-    profile: DeviceProfile
+    profile: DeviceProfile | None
 
 
 class LabSource(Protocol):
@@ -125,8 +132,7 @@ class DeviceSource:
                     "the device's server cannot place operands as a model does, so all but one are cold and kernels "
                     "look slower; python -m layoutsearch.measure.server on the device can"
                 )
-            place.reporter.stage("device", 1)
-            profile = profile_for(device, setup.target, lambda text: place.reporter.step(text, 0))
+            profile = _profile(device, setup, place)
             context = setup.context(identity, templates)
             target, budget, reporter = target_json(setup.target), place.budget, place.reporter
             lab = KernelLab(device, builder, place.store, context, target, place.folder, budget, reporter, place.began)
@@ -136,6 +142,18 @@ class DeviceSource:
             yield Labs(lab, whole, identity, context, profile)
 
     def _device(self) -> AbstractContextManager[Device]:
+        """The device, not yet opened."""
         if self._rpc:
             return Device.remote(self._rpc, str(self._key), self.threads)
         return Device.local(self.threads)
+
+
+def _profile(device: Device, setup: ModelSetup, place: Workplace) -> DeviceProfile | None:
+    place.reporter.stage("device", 1)
+    if place.budget.left_s < _CALIBRATE_FROM_S and stored_profile(device, setup.target) is None:
+        place.reporter.note(
+            "the device is not calibrated and this run is short, so the plan has no lower bound; "
+            "`layoutsearch device calibrate` does it once"
+        )
+        return None
+    return profile_for(device, setup.target, lambda text: place.reporter.step(text, 0))

@@ -21,7 +21,7 @@ class Learned:
 
     Args:
         context: device, target, versions: what rows may be read together.
-        profile: of the device.
+        profile: of the device; nominal figures without.
         target: vectors and caches.
         model: fingerprint of the model at hand.
         library: rows of earlier runs; the user's by default.
@@ -30,7 +30,7 @@ class Learned:
     def __init__(
         self,
         context: RecordContext,
-        profile: DeviceProfile,
+        profile: DeviceProfile | None,
         target: TargetInfo,
         model: str,
         library: CostLibrary | None = None,

@@ -102,9 +102,9 @@ class _Run:
         target = TargetInfo.from_target(self.target, self.source.threads)
         learned = Learned(labs.context, profile, target, setup.fingerprint)
         context = PlanContext(setup.loaded, setup.graph, setup.fingerprint, self.target, labs.identity)
-        pool = Pool(context, setup.skeleton, setup.layouts, lab, profile.vm_call_us, self.budget, self.reporter)
-        times = WholeTimes(self.store, labs.context, setup.fingerprint, labs.whole.weights)
         machine = Machine.of(profile, target)
+        pool = Pool(context, setup.skeleton, setup.layouts, lab, machine.vm_call_us, self.budget, self.reporter)
+        times = WholeTimes(self.store, labs.context, setup.fingerprint, labs.whole.weights)
         self.decision = Decision(
             pool, lab, labs.whole, times, learned.correction(), machine, self.out, self.budget, self.reporter
         )
@@ -119,9 +119,10 @@ class _Run:
             setup.skeleton,
             lab,
             learned.cost_model(),
-            Bounds(profile),
+            # Limits that were measured on a busy device may be too low, and bounds from them too high.
+            Bounds(profile) if profile and not profile.is_doubtful else None,
             seed=self.options.seed,
-            call_us=profile.vm_call_us,
+            call_us=machine.vm_call_us,
             refit=learned.refit,
             reporter=self.reporter,
         )
