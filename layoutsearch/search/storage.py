@@ -22,7 +22,13 @@ JOURNAL = "study.journal"
 _BUSY_S = 60
 _ATTEMPTS = 5
 _PAUSE_S = 0.2
-_DRIVERS = {"postgresql": "psycopg2-binary", "mysql": "PyMySQL"}
+# Package of a driver's module, where it has another name.
+_DRIVERS = {
+    "psycopg": "'psycopg[binary]'",
+    "psycopg2": "psycopg2-binary",
+    "pymysql": "PyMySQL",
+    "MySQLdb": "mysqlclient",
+}
 
 
 def open_storage(storage: str | None, folder: Path) -> BaseStorage:
@@ -49,9 +55,9 @@ def open_storage(storage: str | None, folder: Path) -> BaseStorage:
             return _open_database(storage, options)
         except (sa.exc.SQLAlchemyError, StorageInternalError) as error:
             why = _why(error)
-        except ImportError:
-            backend = url.get_backend_name()
-            why = f"the driver of {backend} is missing; pip install {_DRIVERS.get(backend, f'one for {backend}')}"
+        except ImportError as error:
+            module = getattr(error.__cause__ or error, "name", None) or "its driver"
+            why = f"the driver {module} is missing; pip install {_DRIVERS.get(module, module)}"
         except RuntimeError as error:  # made by another version of Optuna, says its text
             why = one_line(error)
     raise StorageError(f"--storage {shown(storage)}: {why}")

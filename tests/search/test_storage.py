@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import sqlite3
+import sys
 from pathlib import Path
 
 import optuna
@@ -53,10 +54,11 @@ def test_what_cannot_be_used_is_an_error_of_one_line(tmp_path: Path, text: str, 
     assert "secret" not in str(caught.value)
 
 
-def test_a_missing_driver_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "psycopg2", None)
-    with pytest.raises(StorageError, match=r"the driver of postgresql is missing; pip install psycopg2-binary"):
-        open_storage("postgresql+psycopg2://user:secret@127.0.0.1/x", tmp_path)
+@pytest.mark.parametrize(("driver", "package"), [("psycopg2", "psycopg2-binary"), ("psycopg", r"'psycopg\[binary\]'")])
+def test_a_missing_driver_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, package: str) -> None:
+    monkeypatch.setitem(sys.modules, driver, None)
+    with pytest.raises(StorageError, match=rf"the driver {driver} is missing; pip install {package}"):
+        open_storage(f"postgresql+{driver}://user:secret@127.0.0.1/x", tmp_path)
 
 
 def test_a_file_that_is_no_database(tmp_path: Path) -> None:
