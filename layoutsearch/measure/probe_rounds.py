@@ -39,7 +39,10 @@ _UNFAIR = 4.0
 _GROWTH = 2.0
 # A sample that is that much slower than the best of its kind met another program.
 _MUCH_SLOWER = 1.3
+_TICK_S = 1e-7
+_FASTEST_GROWTH = 64
 _MOST_REPETITIONS = 1 << 30
+_MOST_TRIES = 12
 
 
 @dataclass
@@ -52,9 +55,8 @@ class _Variant:
         tasks: of a peak probe; 0 for streams.
         steps: of a stream; 0 for peaks.
         repetitions: rounds of multiply-adds, or passes over the working set.
-        best: most units of work a nanosecond.
         spent_s: what its samples took.
-        rates: of each sample that was long enough.
+        rates: units of work a nanosecond, of each sample that was long enough.
     """
 
     probe: PeakProbe | StreamProbe
@@ -62,18 +64,23 @@ class _Variant:
     tasks: int = 0
     steps: int = 0
     repetitions: int = 1
-    best: float = 0.0
     spent_s: float = 0.0
     rates: list[float] = field(default_factory=list)
 
+    @property
+    def best(self) -> float:
+        """The highest rate; 0 before the first."""
+        return max(self.rates, default=0.0)
+
     def add(self, samples: Sequence[float]) -> bool:
-        """Take samples, in seconds, and make the next as long as wanted; False if these were much too short."""
-        seconds = max(1e-9, min(samples))
-        self.best = max(self.best, self.repetitions * self.unit / (seconds * 1e9))
-        if seconds > _SAMPLE_S / 4:
-            self.rates += [self.repetitions * self.unit / (s * 1e9) for s in samples]
-        self.repetitions = max(1, min(math.ceil(self.best * _SAMPLE_S * 1e9 / self.unit), _MOST_REPETITIONS))
-        return seconds > _SAMPLE_S / 4
+        """Take samples, in seconds, and make the next as long as wanted; False if these were too short to count."""
+        rates = [self.repetitions * self.unit / (max(s, _TICK_S) * 1e9) for s in samples]
+        enough = min(samples) > _SAMPLE_S / 4
+        if enough:
+            self.rates += rates
+        wanted = math.ceil(max(self.best, *rates) * _SAMPLE_S * 1e9 / self.unit)
+        self.repetitions = max(1, min(wanted, _FASTEST_GROWTH * self.repetitions, _MOST_REPETITIONS))
+        return enough
 
 
 class ProbeRounds:
@@ -136,14 +143,15 @@ class ProbeRounds:
                 if number >= _LEAST_ROUNDS and (variant.spent_s > share_s or time.monotonic() > end):
                     continue
                 function = variant.probe.function
-                began, done = time.monotonic(), False
-                while not done:
+                began = time.monotonic()
+                for _ in range(_MOST_TRIES):
                     slow = variant.best > 0 and variant.unit / (variant.best * 1e9) > _SLOW_S
                     more = [variant.steps] if variant.steps else []
                     args = [*(operands.get(function) or buffers), *more, variant.repetitions]
                     args += [variant.tasks] if variant.tasks else []
                     count = 1 if slow or variant.best == 0 else _SAMPLES
-                    done = variant.add(timers[function, count](*args).results)
+                    if variant.add(timers[function, count](*args).results):
+                        break
                 variant.spent_s += time.monotonic() - began
             if time.monotonic() > end and number + 1 >= _LEAST_ROUNDS:
                 return
