@@ -91,6 +91,7 @@ class _Run:
             )
             self.store = stack.enter_context(RecordStore(Path(options.records or self.out / "records.sqlite")))
             began = self.run_file.begin(options.resume, self.store.mark())
+            self.resumed = began is not None
             samples = options.inputs or [sample_inputs(loaded.inputs, s) for s in range(2)]
             place = Workplace(folder, self.out, self.store, began, samples, self.budget, self.reporter)
             self.labs: Labs = stack.enter_context(self.source.open(self.setup, place))
@@ -112,8 +113,10 @@ class _Run:
             return self._nothing_to_choose()
         incumbent = self.decision.incumbent()
         best, reserve = incumbent, _RESERVE_S
-        if best is None:
+        if best is None or self.resumed:
+            # A resumed run goes the whole way again, from its records: what it knew when decides what it did next.
             self._one_layout(self._first_layout(target.lanes))
+        if best is None:
             best, reserve = self._first_plan()
         search = LazySearch(
             setup.skeleton,
@@ -150,7 +153,7 @@ class _Run:
         # An earlier run may have been through all of it with these templates; then the records hold what it found.
         about = f"{self.setup.fingerprint} {self.labs.context.template} {search.digest}"
         try:
-            if not self.run_file.is_settled("kernels", about):
+            if self.resumed or not self.run_file.is_settled("kernels", about):
                 campaign.run(reserve_s)
                 if not self.budget.over(reserve_s):
                     self.run_file.settle("kernels", about)
