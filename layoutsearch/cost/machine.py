@@ -17,7 +17,7 @@ _GHZ = 2.5
 _MEMORY_GB_S = 8.0
 _L2_GB_S, _L3_GB_S = 60.0, 20.0
 _L3_BYTES = 32 << 20
-_CALL_US = 2.0
+_CALL_US = 1.0
 
 
 @dataclass(frozen=True)
