@@ -147,7 +147,7 @@ def run_comparison(
         )
         for name in names
     )
-    speedups = {name: compare(blocks[name], blocks[names[0]], seed=seed) for name in names[1:]}
+    speedups = {name: compare(blocks[name], blocks[names[0]], per_start=rounds, seed=seed) for name in names[1:]}
     return BenchResult(rows, speedups)
 
 

@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from layoutsearch.cli.bench_acceptance import acceptance
 from layoutsearch.cli.bench_cost_model import cost_model
 from layoutsearch.cli.bench_record import record
 from layoutsearch.cli.bench_solver import solver
@@ -62,6 +63,7 @@ def model(model: str, plan_path: str, against: str, save: str | None, as_json: b
     Console(width=None if sys.stdout.isatty() else 110).print(table)
 
 
+bench.add_command(acceptance)
 bench.add_command(cost_model)
 bench.add_command(record)
 bench.add_command(solver)

@@ -135,7 +135,9 @@ class WholeLab:
         samples: dict[str, list[float]] = {label: [] for label in built}
         for start in range(starts):
             left = [label for label in built if len(samples[label]) == max(map(len, samples.values()))]
-            paths = {label: built[label].path for label in left}
+            # Which is loaded first may matter, so that it has to be each one's turn.
+            turn = start % max(1, len(left))
+            paths = {label: built[label].path for label in left[turn:] + left[:turn]}
             self._time_once(paths, -(-rounds // starts), seed + start, samples)
             if self._budget.over():
                 break
