@@ -20,7 +20,7 @@ from layoutsearch.measure.device import Device
 from layoutsearch.measure.kernels import KernelCall, TensorSpec
 from layoutsearch.measure.probe_kernels import SMALL, STREAM_BYTES, STREAM_DTYPE
 from layoutsearch.measure.probe_rounds import SMALLEST_BYTES, ProbeRounds
-from layoutsearch.measure.probes import COLD_ELEMENTS, ProbeSet, build_chain, build_probes, probe_set
+from layoutsearch.measure.probes import COLD_READS, ProbeSet, build_chain, build_probes, cold_read, probe_set
 from layoutsearch.measure.profile import PROFILE_VERSION, DeviceProfile, ProfileError, ProfileStore
 from layoutsearch.measure.results import DeviceFailed, Measurement, RunFailed
 from layoutsearch.measure.server_functions import IDENTITY
@@ -213,12 +213,12 @@ def _calls(device: Device, library: str) -> tuple[float, float]:
 def _cold_reads(device: Device, library: str, probes: ProbeSet) -> float:
     """Bandwidth, in bytes a nanosecond, of an operand that was flushed as weights are."""
     calls = []
-    for elements in COLD_ELEMENTS:
+    for elements, streams in COLD_READS:
         specs = (TensorSpec((SMALL,)), TensorSpec((elements,)), TensorSpec((probes.threads * probes.step,)))
-        calls.append(KernelCall(f"read_cold_{elements}", specs, cold=(1,)))
+        calls.append(KernelCall(cold_read(elements, streams), specs, cold=(1,)))
     done = device.time_kernels(library, calls, repeat=_COLD_SAMPLES, flush=True, timeout_s=_ANSWER_S)
     fastest = [min(_ok(one, call.function).samples_us) for one, call in zip(done, calls, strict=True)]
-    return max(n * STREAM_BYTES / (us * 1e3) for n, us in zip(COLD_ELEMENTS, fastest, strict=True))
+    return max(n * STREAM_BYTES / (us * 1e3) for (n, _), us in zip(COLD_READS, fastest, strict=True))
 
 
 def _vm_call_us(device: Device, chains: Mapping[int, str], call_us: float) -> float:

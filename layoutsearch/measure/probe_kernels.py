@@ -45,26 +45,29 @@ def peak(dtype: str, lanes: int, count: int, threads: int) -> tirx.PrimFunc:
     return tirx.PrimFunc([x, out, rounds, tasks], b.loop("t", tasks, work, tirx.ForKind.PARALLEL))
 
 
-def read(capacity: int, threads: int, lanes: int) -> tirx.PrimFunc:
-    """function(x, y, steps, passes): sums over the first threads * steps steps of `x`, over and over."""
+def read(capacity: int, threads: int, lanes: int, streams: int) -> tirx.PrimFunc:
+    """function(x, y, steps, passes): sums over the first threads * steps steps of `x`, over and over.
+
+    A thread reads its part at `streams` places at once, which keeps more loads from memory in flight.
+    """
     x, y, steps, passes = _stream_params(capacity)
 
     def sum_up(sums: tirx.Buffer, t: Expr) -> tirx.Stmt:
-        return b.loop("p", passes, lambda _: _add_up(sums, x, t * steps, steps, lanes))
+        return b.loop("p", passes, lambda _: _add_up(sums, x, t, steps, lanes, streams))
 
     body = b.parallel("t", threads, lambda t: _summed(y, t, lanes, b.const(0, STREAM_DTYPE), sum_up))
     return tirx.PrimFunc([x, y, steps, passes], body)
 
 
-def read_cold(size: int, threads: int, lanes: int) -> tirx.PrimFunc:
-    """function(warm, x, out): sums over `x`, once; `warm` is for servers that flush all arguments but the first."""
+def read_cold(size: int, threads: int, lanes: int, streams: int) -> tirx.PrimFunc:
+    """function(warm, x, out): `read` once; `warm` is for servers that flush all arguments but the first."""
     warm = tirx.decl_buffer((SMALL,), STREAM_DTYPE, "warm")
     x = tirx.decl_buffer((size,), STREAM_DTYPE, "x")
     out = tirx.decl_buffer((threads * lanes * STREAM_VECTORS,), STREAM_DTYPE, "out")
     steps = size // (threads * lanes * STREAM_VECTORS)
 
     def sum_up(sums: tirx.Buffer, t: Expr) -> tirx.Stmt:
-        return _add_up(sums, x, t * steps, steps, lanes)
+        return _add_up(sums, x, t, steps, lanes, streams)
 
     body = b.parallel("t", threads, lambda t: _summed(out, t, lanes, b.load(warm, 0), sum_up))
     return tirx.PrimFunc([warm, x, out], body)
@@ -141,11 +144,20 @@ def _summed(
     return b.seq([tirx.AllocBuffer(sums), first, sum_up(sums, t), last])
 
 
-def _add_up(sums: tirx.Buffer, x: tirx.Buffer, start: Expr, steps: Expr, lanes: int) -> tirx.Stmt:
-    """Add `steps` steps of `x`, from step `start` on, to the sums."""
-    step = lanes * STREAM_VECTORS
+def _add_up(sums: tirx.Buffer, x: tirx.Buffer, t: Expr, steps: Expr, lanes: int, streams: int) -> tirx.Stmt:
+    """Add the part of `x` of thread `t` to the sums, `streams` equal pieces of it side by side."""
+    together = STREAM_VECTORS // streams
+    piece = steps * (together * lanes)
 
-    def one(s: Expr) -> tirx.Stmt:
-        return _vectors(lanes, lambda at: b.store(sums, b.load(sums, at) + b.load(x, (start + s) * step + at), at))
+    def at(s: Expr, i: Expr, v: Expr) -> Expr:
+        stream, within = i // together, i % together
+        return (t * streams + stream) * piece + s * (together * lanes) + within * lanes + v
 
-    return b.loop("s", steps, one)
+    def vector(s: Expr, i: Expr) -> tirx.Stmt:
+        def add_one(v: Expr) -> tirx.Stmt:
+            to = i * lanes + v
+            return b.store(sums, b.load(sums, to) + b.load(x, at(s, i, v)), to)
+
+        return b.vectorized("v", lanes, add_one)
+
+    return b.loop("s", steps, lambda s: b.unrolled("i", STREAM_VECTORS, lambda i: vector(s, i)))

@@ -24,8 +24,9 @@ from layoutsearch.toolchain import export
 _ACCUMULATORS = (8, 12, 16, 24)
 # Registers that hold the factor and the summand.
 _OPERANDS = 2
-COLD_ELEMENTS = (1 << 18, 1 << 20, 1 << 22)
-"""Elements of the tensors that are read once from memory: function `read_cold_ELEMENTS`(warm, x, out)."""
+_SPREAD = 4
+COLD_READS = tuple(product((1 << 18, 1 << 20, 1 << 22), (1, _SPREAD)))
+"""(elements, streams) of the tensors that are read once from memory, function(warm, x, out)."""
 
 _WIDE_LANES = 16
 _BYTES = {"float32": 4, "float64": 8}
@@ -79,7 +80,7 @@ class ProbeSet:
 
     Attributes:
         peaks: variants of the multiply-add kernel.
-        streams: `read`, `copy` and `add`.
+        streams: `read`, `read_spread`, `copy` and `add`.
         step: elements of one buffer that one thread takes in a step.
         threads: tasks of the streaming kernels.
     """
@@ -100,8 +101,18 @@ def probe_set(info: TargetInfo, dtypes: Sequence[str] = DTYPES) -> ProbeSet:
         for lanes, count in product(widths, _ACCUMULATORS):
             if count + _OPERANDS <= info.registers:
                 peaks.append(PeakProbe(f"peak_{dtype}_{lanes}_{count}", dtype, lanes, count))
-    streams = (StreamProbe("read", 1, 0), StreamProbe("copy", 1, 1), StreamProbe("add", 2, 1))
+    streams = (
+        StreamProbe("read", 1, 0),
+        StreamProbe("read_spread", 1, 0),
+        StreamProbe("copy", 1, 1),
+        StreamProbe("add", 2, 1),
+    )
     return ProbeSet(tuple(peaks), streams, info.lanes * STREAM_VECTORS, info.threads)
+
+
+def cold_read(elements: int, streams: int) -> str:
+    """Symbol of one of `COLD_READS`."""
+    return f"read_cold_{elements}_{streams}"
 
 
 def build_probes(probes: ProbeSet, capacity: int, target: tvm.target.Target, path: str) -> None:
@@ -118,12 +129,13 @@ def build_probes(probes: ProbeSet, capacity: int, target: tvm.target.Target, pat
     """
     lanes = probes.step // STREAM_VECTORS
     functions = {p.function: kernels.peak(p.dtype, p.lanes, p.accumulators, probes.threads) for p in probes.peaks}
-    functions["read"] = kernels.read(capacity, probes.threads, lanes)
+    functions["read"] = kernels.read(capacity, probes.threads, lanes, streams=1)
+    functions["read_spread"] = kernels.read(capacity, probes.threads, lanes, streams=_SPREAD)
     functions["copy"] = kernels.copy(capacity, probes.threads, lanes)
     functions["add"] = kernels.add(capacity, probes.threads, lanes)
     functions["fill"] = kernels.fill(capacity, probes.threads, lanes)
-    for elements in COLD_ELEMENTS:
-        functions[f"read_cold_{elements}"] = kernels.read_cold(elements, probes.threads, lanes)
+    for elements, streams in COLD_READS:
+        functions[cold_read(elements, streams)] = kernels.read_cold(elements, probes.threads, lanes, streams)
     functions["small"] = kernels.small(probes.threads)
     functions["serial"] = kernels.serial(probes.threads)
     named = {name: mark(func).with_attr("global_symbol", name) for name, func in functions.items()}
