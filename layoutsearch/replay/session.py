@@ -43,20 +43,18 @@ class ReplaySource:
         """See LabSource.
 
         Raises:
-            TableError: the table is of another model, target or search space, of other versions, or has no profile.
+            TableError: the table is of another model, target or search space, or of other versions.
         """
         table, budget = self._table, place.budget
         if not isinstance(budget, SimulatedBudget):
             raise TypeError("a replay takes a SimulatedBudget: its time passes as recorded")
         self._check(setup)
-        if table.header.profile is None:
-            raise TableError(f"{table.source} carries no profile of its device; {table.record_again}")
         yield Labs(
             ReplayLab(table, place.store, budget, place.reporter, began=place.began),
             ReplayWhole(table, setup.graph, budget, place.reporter),
             replay_identity(table),
             replay_context(table),
-            DeviceProfile.from_json(table.header.profile),
+            DeviceProfile.from_json(table.header.profile) if table.header.profile is not None else None,
         )
 
     def _check(self, setup: ModelSetup) -> None:

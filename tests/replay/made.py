@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import tvm
 
+from layoutsearch.measure.profile import PROFILE_VERSION, DeviceProfile, MemoryLevel
 from layoutsearch.measure.records import canonical_json
 from layoutsearch.measure.results import Measurement, Status
 from layoutsearch.plan.apply import target_json
-from layoutsearch.replay.setup import ModelSetup, set_up
 from layoutsearch.replay.table import RecordedTry, RecordedWhole, Table, TableHeader
 from layoutsearch.schedule.value import Schedule
 from layoutsearch.search.known import WHOLE
-from layoutsearch.search.tune import template_versions
+from layoutsearch.search.setup import ModelSetup, set_up, template_versions
 from tests.cli.running import SPACE
 from tests.models import nets
 
@@ -34,7 +34,16 @@ def model_files(folder: Path) -> tuple[Path, Path]:
 @functools.cache
 def model_setup(folder: Path) -> ModelSetup:
     model, space = model_files(folder)
-    return set_up(model, space=space)
+    return set_up(model, folder, space=space)
+
+
+def made_profile(key: str, cpu: str, features: tuple[str, ...], target: str) -> DeviceProfile:
+    """A device of which nothing was measured, faster than any: its bounds hold."""
+    levels = (MemoryLevel("l1", 1 << 16, 1e6), MemoryLevel("l2", 1 << 22, 1e6), MemoryLevel("memory", 0, 1e6))
+    peak = {"float32": 1e6}
+    return DeviceProfile(
+        PROFILE_VERSION, key, cpu, features, 1, peak, levels, 1.0, 0.5, "2026-01-01T00:00:00+00:00", target, 0.01, peak
+    )
 
 
 def schedule(number: int) -> str:
@@ -71,7 +80,7 @@ def made_table(setup: ModelSetup, tries: int = 5, seed: int = 0, source: str = "
         fingerprint=setup.fingerprint,
         target=target_json(setup.target),
         device={"key": "local", "cpu": "made up", "features": ["avx2"], "cores": 2, "threads": 1},
-        profile=None,
+        profile=made_profile("local", "made up", ("avx2",), "").to_json(),
         threads=1,
         tvm=tvm.__version__,
         templates=template_versions(),

@@ -12,10 +12,10 @@ from layoutsearch.measure.records import RecordStore
 from layoutsearch.measure.results import Measurement, Status
 from layoutsearch.replay.clock import SimulatedBudget
 from layoutsearch.replay.lab import WORKERS, ReplayLab
-from layoutsearch.replay.setup import ModelSetup
 from layoutsearch.replay.table import RecordedTry, Table, TableError
 from layoutsearch.search.assemble import build_program
 from layoutsearch.search.known import WHOLE, Request
+from layoutsearch.search.setup import ModelSetup
 from layoutsearch.search.solve import solve
 from tests.replay.made import made_table
 

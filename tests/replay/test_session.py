@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from layoutsearch.measure.records import RecordStore
 from layoutsearch.plan.apply import target_json
 from layoutsearch.replay.clock import SimulatedBudget
-from layoutsearch.replay.session import ReplaySession, open_replay
-from layoutsearch.replay.setup import ModelSetup
+from layoutsearch.replay.session import ReplaySource
 from layoutsearch.replay.table import Table, TableError
+from layoutsearch.search.budget import Budget
+from layoutsearch.search.known import Request
+from layoutsearch.search.labs import Labs, Workplace
 from layoutsearch.search.reporter import Silent
-from layoutsearch.search.tune import template_versions
+from layoutsearch.search.setup import ModelSetup
 
 
-def opened(table: Table, setup: ModelSetup, threads: int = 1, **other: Any) -> ReplaySession:
-    target: Mapping[str, Any] = other.pop("target", target_json(setup.target))
-    arguments = {"skeleton": setup.skeleton, "fingerprint": setup.fingerprint, "templates": template_versions()}
-    arguments |= other
-    return open_replay(
-        table, setup.graph, **arguments, target=target, threads=threads, store=None, budget=SimulatedBudget(),
-        reporter=Silent(),
-    )  # fmt: skip
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Workplace]:
+    with RecordStore(tmp_path / "r.sqlite") as store:
+        yield Workplace(tmp_path, tmp_path, store, None, [], SimulatedBudget(), Silent())
+
+
+def opened(table: Table, setup: ModelSetup, place: Workplace, **asked: Any) -> Labs:
+    with ReplaySource(table, **asked).open(setup, place) as labs:
+        return labs
+
+
+def test_it_stands_for_the_device(table: Table, setup: ModelSetup, place: Workplace) -> None:
+    source = ReplaySource(table)
+    assert (source.name, source.threads, source.target) == ("replay:local", 1, target_json(setup.target))
+    labs = opened(table, setup, place)
+    assert labs.identity.key == labs.context.device == "replay:local"
+    assert labs.profile.to_json() == table.header.profile
+    workload, choice = table.candidates[0]
+    labs.lab.measure([Request(workload, choice, 1)])
+    (record,) = place.store.records(labs.context)
+    assert record.workload == workload.key
+
+
+def test_real_time_is_a_mistake(table: Table, setup: ModelSetup, place: Workplace) -> None:
+    with pytest.raises(TypeError, match="SimulatedBudget"):
+        opened(table, setup, replace(place, budget=Budget()))
 
 
 @pytest.mark.parametrize(
@@ -38,17 +60,17 @@ def opened(table: Table, setup: ModelSetup, threads: int = 1, **other: Any) -> R
     ],
 )
 def test_a_table_that_does_not_fit_is_refused(
-    table: Table, setup: ModelSetup, changes: dict[str, Any], words: str
+    table: Table, setup: ModelSetup, place: Workplace, changes: dict[str, Any], words: str
 ) -> None:
     stranger = replace(table, header=replace(table.header, **changes))
     with pytest.raises(TableError, match=words) as caught:
-        opened(stranger, setup)
+        opened(stranger, setup, place, threads=1)
     assert "\n" not in str(caught.value)
 
 
-def test_another_search_space_is_refused(table: Table, setup: ModelSetup) -> None:
+def test_another_search_space_is_refused(table: Table, setup: ModelSetup, place: Workplace) -> None:
     nodes = list(setup.skeleton.nodes)
     index = next(i for i, node in enumerate(nodes) if len(node.choices) > 1)
     nodes[index] = replace(nodes[index], choices=nodes[index].choices[:-1])
     with pytest.raises(TableError, match=r"other candidates of .*--space"):
-        opened(table, setup, skeleton=replace(setup.skeleton, nodes=tuple(nodes)))
+        opened(table, replace(setup, skeleton=replace(setup.skeleton, nodes=tuple(nodes))), place)

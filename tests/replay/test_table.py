@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layoutsearch.measure.results import Measurement, Status
-from layoutsearch.replay.setup import ModelSetup
 from layoutsearch.replay.table import RecordedTry, RecordedWhole, Table, TableError
 from layoutsearch.search.known import WHOLE
+from layoutsearch.search.setup import ModelSetup
 from layoutsearch.search.solve import solve
 from tests.replay.made import made_table, schedule
 

@@ -10,12 +10,12 @@ import pytest
 
 from layoutsearch.replay.clock import SimulatedBudget
 from layoutsearch.replay.lab import ReplayLab, replay_identity
-from layoutsearch.replay.setup import ModelSetup
 from layoutsearch.replay.table import Table, TableError
 from layoutsearch.replay.whole import ReplayWhole, SimulatedTimes
 from layoutsearch.search.assemble import build_program
 from layoutsearch.search.export import PlanContext, make_plan
 from layoutsearch.search.known import Request
+from layoutsearch.search.setup import ModelSetup
 from layoutsearch.search.solve import solve
 
 
