@@ -88,8 +88,7 @@ class Samples:
         with gzip.open(temporary, "wt", encoding="utf-8") as file:
             file.write(json.dumps({"schema": SCHEMA, **asdict(self.origin)}) + "\n")
             for pair in self.pairs:
-                rounded = {"a_us": [round(x, 3) for x in pair.a_us], "b_us": [round(x, 3) for x in pair.b_us]}
-                file.write(json.dumps({**asdict(pair), **rounded}) + "\n")
+                file.write(json.dumps(asdict(pair)) + "\n")
         os.replace(temporary, path)
 
 
@@ -145,7 +144,8 @@ def measure_pairs(
             timed = whole.time(built, FINAL_STARTS * ROUNDS_PER_START, seed * FINAL_STARTS, FINAL_STARTS)
             if set(timed) != {"a", "b"}:
                 raise LayoutSearchError(f"{model}: a copy of the plan failed while it was timed; run check on the plan")
-            samples = replace(samples, pairs=(*samples.pairs, Pair(seed, ROUNDS_PER_START, timed["a"], timed["b"])))
+            a_us, b_us = (tuple(round(us, 3) for us in timed[label]) for label in ("a", "b"))
+            samples = replace(samples, pairs=(*samples.pairs, Pair(seed, ROUNDS_PER_START, a_us, b_us)))
             samples.save(path)
     return samples
 

@@ -122,8 +122,9 @@ def _noise(pairs: Sequence[Pair]) -> Noise:
             sizes.append(len(block))
     within = float(stats.median_abs_deviation(np.concatenate(inner), scale="normal")) if inner else 0.0
     total = float(stats.median_abs_deviation(centres, scale="normal"))
-    # A median of n normal values varies about 1.25 times as much as their mean does.
-    between = math.sqrt(max(0.0, total**2 - (1.25 * within) ** 2 / float(np.mean(sizes))))
+    # The variance of a median of n normal values is about pi / 2 / (n + 1.3) of theirs.
+    noise = within**2 * math.pi / 2 / (float(np.mean(sizes)) + 1.3)
+    between = math.sqrt(max(0.0, total**2 - noise))
     error = float(np.std(centres, ddof=1) / math.sqrt(len(centres))) if len(centres) > 1 else math.inf
     return Noise(between, within, float(np.mean(centres)), error)
 
