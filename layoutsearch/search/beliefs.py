@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
 import numpy as np
 
 from layoutsearch.cost.bounds import Bounds
-from layoutsearch.cost.improvement import FULL_TRIES, Improvement
+from layoutsearch.cost.conformal import Spread
+from layoutsearch.cost.improvement import Improvement
+from layoutsearch.cost.mixture import Prior
 from layoutsearch.cost.model import CostModel, Prediction
-from layoutsearch.cost.posterior import Evidence, Posterior, Prior
+from layoutsearch.cost.posterior import Evidence, Posterior
 from layoutsearch.cost.rows import KernelRow, TransformRow
 from layoutsearch.search.cost_index import CostIndex, FloatArray, IntArray
 from layoutsearch.search.known import Known, Lab, undisturbed_us
@@ -21,6 +24,11 @@ Refit = Callable[[Sequence[KernelRow], Sequence[TransformRow]], CostModel]
 _REFIT_FROM = 30
 # Tries after which a search that is over says something about how searches go on.
 _CURVE_TRIES = 8
+# Samples of a first measurement; more say that it was timed again, with care.
+_FIRST_SAMPLES = 7
+# Standard deviation in log of a first measurement against the later one (0.035 over 400 schedules of ResNet-50 on a
+# quiet machine), and what a spread of its samples adds to that (a machine that is not).
+_NOISE, _NOISE_OF_SPREAD = 0.03, 1 / 3
 # The name under which this run's rows join those of other models.
 _THIS_RUN = "this run"
 
@@ -45,13 +53,16 @@ class Beliefs:
         self.index, self._lab, self._bounds, self._refit, self._call_us = index, lab, bounds, refit, call_us
         self._next_fit = _REFIT_FROM
         kinds = [(w.facts.kind, str(c) if c is not None else "") for w, c in index.pairs]
-        self._kernel_labels = index.groups, _numbered(kinds)
+        self._kernel_labels = _numbered([k for k, _ in kinds]), index.groups, _numbered(kinds)
         moves = index.transforms
-        self._transform_labels = _numbered([k.workload for k in moves]), _numbered([k.candidate for k in moves])
+        tensors = _numbered([k.workload for k in moves])
+        self._transform_labels = np.zeros_like(tensors), tensors, _numbered([k.candidate for k in moves])
         kernel_floor = [bounds.kernel_us(w.facts, c) for w, c in index.pairs] if bounds else [0.0] * len(index.pairs)
         transform_floor = [bounds.transform_us(k) for k in moves] if bounds else [0.0] * len(moves)
         self._floors = np.array(kernel_floor, dtype=np.float64), np.array(transform_floor, dtype=np.float64)
         self._priors = self._predicted(model)
+        # Pairs and schedules whose times will not get more certain: to time them again brought nothing.
+        self._certain: set[tuple[int, str]] = set()
         self._stamp: bytes = b""
         self.update()
 
@@ -59,8 +70,9 @@ class Beliefs:
         """Read the lab; whether anything changed."""
         kernels = [self._lab.of(w, c) for w, c in self.index.pairs]
         transforms = [self._lab.transform(k) for k in self.index.transforms]
-        seen, moved = _evidence(kernels), _evidence(transforms, single=True)
-        stamp = b"".join(a.tobytes() for e in (seen, moved) for a in (e.best_us, e.tries, e.closed))
+        noise = [_noise(known, {s for i, s in self._certain if i == k}) for k, known in enumerate(kernels)]
+        seen, moved = _evidence(kernels, noise), _evidence(transforms)
+        stamp = b"".join(a.tobytes() for e in (seen, moved) for a in (e.best_us, e.tries, e.closed, e.noise))
         if stamp == self._stamp:
             return False
         self._stamp, self.kernel_evidence, self.transform_evidence = stamp, seen, moved
@@ -69,13 +81,18 @@ class Beliefs:
             self._priors = self._predicted(self._refit(*self._rows()))
         curves = [
             [undisturbed_us(m) for m in known.tries.values()]
-            for known, final in zip(kernels, seen.final, strict=True)
-            if final and len(known.tries) >= _CURVE_TRIES
+            for known, over in zip(kernels, seen.over, strict=True)
+            if over and len(known.tries) >= _CURVE_TRIES
         ]
         self.improvement = Improvement.fit(curves)
         self.kernels = Posterior(self._priors[0], seen, self.improvement)
         self.transforms = Posterior(self._priors[1], moved, self.improvement)
         return True
+
+    def take_as_certain(self, pairs: Iterable[int]) -> None:
+        """The fastest times of these will not get more certain than they are."""
+        best = {k: self._lab.of(*self.index.pairs[k]).best for k in pairs}
+        self._certain |= {(k, found[0]) for k, found in best.items() if found}
 
     @property
     def measured(self) -> np.ndarray:
@@ -104,13 +121,13 @@ class Beliefs:
         return self._called(self.kernels.strict(), self.transforms.strict())
 
     def present(self) -> Costs:
-        """The fastest measured so far; the expected cost where nothing is, `inf` where nothing runs."""
+        """The fastest measured so far, without its luck; else the expected cost, `inf` where nothing runs."""
         found = []
         for evidence, posterior in (
             (self.kernel_evidence, self.kernels),
             (self.transform_evidence, self.transforms),
         ):
-            found.append(np.where(evidence.seen, evidence.best_us, posterior.mean()))
+            found.append(np.where(evidence.seen, evidence.typical_us, posterior.mean()))
         return self._called(*found)
 
     def _called(self, kernels: FloatArray, transforms: FloatArray) -> Costs:
@@ -142,20 +159,30 @@ class Beliefs:
         return kernels, transforms
 
 
-def _evidence(known: Sequence[Known], single: bool = False) -> Evidence:
-    """`single`: there is one schedule only, so one try closes."""
+def _noise(known: Known, certain: Set[str]) -> float:
+    best = known.best
+    if best is None or best[0] in certain or len(known.tries[best[0]].samples_us) > _FIRST_SAMPLES:
+        return 0.0
+    return math.hypot(_NOISE, _NOISE_OF_SPREAD * min(1.0, known.tries[best[0]].spread))
+
+
+def _evidence(known: Sequence[Known], noise: Sequence[float] | None = None) -> Evidence:
+    """Without `noise`: of transforms, which have one schedule, timed once."""
     return Evidence(
         np.array([k.best_us for k in known], dtype=np.float64),
         np.array([len(k.tries) for k in known], dtype=np.intp),
-        np.array([k.closed or (single and bool(k.tries)) or len(k.tries) >= FULL_TRIES for k in known], dtype=np.bool_),
+        np.array([k.closed or (noise is None and bool(k.tries)) for k in known], dtype=np.bool_),
+        np.array(noise, dtype=np.float64) if noise is not None else np.zeros(len(known)),
     )
 
 
-def _prior(prediction: Prediction, spread: Any, labels: tuple[IntArray, IntArray], floor: FloatArray) -> Prior:
-    total = spread.between**2 + spread.within**2
+def _prior(
+    prediction: Prediction, spread: Spread, labels: tuple[IntArray, IntArray, IntArray], floor: FloatArray
+) -> Prior:
     # A floor above the prediction is right, and the prediction wrong.
     log_us = np.maximum(prediction.log_us, np.log(np.maximum(floor, 1e-9)))
-    return Prior(log_us, prediction.sigma, spread.between**2 / total if total else 0.5, *labels, floor)
+    between = prediction.sigma * math.sqrt(spread.share)
+    return Prior(log_us, between, np.sqrt(prediction.sigma**2 - between**2), *labels, floor)
 
 
 def _numbered(keys: Sequence[Any]) -> IntArray:

@@ -10,7 +10,7 @@ from layoutsearch.cost.correction import Correction, WholeRow
 from layoutsearch.cost.machine import Machine
 from layoutsearch.errors import PlanError
 from layoutsearch.plan.plan import LayoutPlan
-from layoutsearch.search.acceptance import compare
+from layoutsearch.search.acceptance import FINAL_ROUNDS, FINAL_STARTS, ROUNDS_PER_START, compare
 from layoutsearch.search.assemble import Program
 from layoutsearch.search.budget import Budget
 from layoutsearch.search.export import Verdict, validated
@@ -26,8 +26,6 @@ from layoutsearch.search.whole import Built, Whole
 # Assignments built and timed side by side with the best so far.
 _BATCH = 3
 _SIEVE_ROUNDS = 12
-_FINAL_ROUNDS = 40
-_FINAL_STARTS = 4
 
 
 class Decision:
@@ -66,6 +64,7 @@ class Decision:
         self._pool, self._lab, self._whole, self._times = pool, lab, whole, times
         self._correction, self._machine = correction, machine
         self._folder, self._budget, self._reporter = folder, budget, reporter
+        self._sieved: dict[str, tuple[float, ...]] = {}
         self.wholes: list[WholeRow] = []
         self.timed: list[tuple[tuple[int, ...], float]] = []
 
@@ -173,6 +172,7 @@ class Decision:
         for run in self._times.runs("sieve"):
             known = {position[digest]: samples for digest, samples in run.items() if digest in position}
             refinement.observe(known)
+            self._sieved.update({entrants[i].label: samples for i, samples in known.items()})
         self._reporter.stage("whole models", trials + _SIEVE_ROUNDS)
         built: dict[str, Built] = {}
         uniforms = [i for i, entrant in enumerate(entrants) if entrant.is_uniform]
@@ -214,6 +214,7 @@ class Decision:
         seed: int,
     ) -> None:
         samples = self._whole.time({entrants[i].label: built[entrants[i].label] for i in indices}, _SIEVE_ROUNDS, seed)
+        self._sieved.update(samples)
         by_digest = {entrants[i].digest: samples[entrants[i].label] for i in indices if entrants[i].label in samples}
         self._times.add("sieve", by_digest)
         refinement.observe({i: samples[entrants[i].label] for i in indices if entrants[i].label in samples})
@@ -246,13 +247,15 @@ class Decision:
     ) -> LayoutPlan:
         """Fresh rounds of the baseline and what may replace it: the samples that chose a challenger flatter it."""
         winner, comparison = baseline, None
-        samples: Samples = {}
+        samples: Samples = self._sieved
         if len(plans) > 1:
             samples = self._final_samples(plans, built, seed)
             # Where two challenge the baseline, each has half of the chance to win by luck.
             confidence = 1 - 0.05 / (len(samples) - 1) if len(samples) > 1 else 0.95
             for label in (name for name in samples if name != baseline and baseline in samples):
-                found = compare(samples[baseline], samples[label], seed=seed, confidence=confidence)
+                found = compare(
+                    samples[baseline], samples[label], per_start=ROUNDS_PER_START, confidence=confidence, seed=seed
+                )
                 if found.accepted and (comparison is None or found.speedup > comparison.speedup):
                     winner, comparison = label, found
         verdict = Verdict(
@@ -272,7 +275,7 @@ class Decision:
         for run in self._times.runs("final"):
             if run.keys() == digests.keys():
                 return {digests[digest]: values for digest, values in run.items()}
-        samples = self._whole.time({label: built[label] for label in plans}, _FINAL_ROUNDS, seed + 1, _FINAL_STARTS)
+        samples = self._whole.time({label: built[label] for label in plans}, FINAL_ROUNDS, seed + 1, FINAL_STARTS)
         if len(samples) == len(plans) and not self._budget.interrupted:
             self._times.add("final", {plan_digest(plans[label]): values for label, values in samples.items()})
         return samples

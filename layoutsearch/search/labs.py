@@ -27,7 +27,6 @@ from layoutsearch.search.setup import ModelSetup, template_versions
 from layoutsearch.search.whole import Whole, WholeLab
 from layoutsearch.targets import default_threads
 
-
 # A run with less time than this does not spend it on calibrating a device.
 _CALIBRATE_FROM_S = 180.0
 
@@ -151,9 +150,6 @@ class DeviceSource:
 def _profile(device: Device, setup: ModelSetup, place: Workplace) -> DeviceProfile | None:
     place.reporter.stage("device", 1)
     if place.budget.left_s < _CALIBRATE_FROM_S and stored_profile(device, setup.target) is None:
-        place.reporter.note(
-            "the device is not calibrated and this run is short, so the plan has no lower bound; "
-            "`layoutsearch device calibrate` does it once"
-        )
+        place.reporter.step("not calibrated, and this run is too short for it: the plan will have no lower bound", 0)
         return None
     return profile_for(device, setup.target, lambda text: place.reporter.step(text, 0))

@@ -23,16 +23,13 @@ from layoutsearch.search.beliefs import Beliefs, Refit
 from layoutsearch.search.budget import Budget
 from layoutsearch.search.gap import Draws, SearchState, judge, solved_draws
 from layoutsearch.search.known import Lab, Request
-from layoutsearch.search.racing import FIRST_TRIES
+from layoutsearch.search.racing import FIRST_TRIES, REFINE_SAMPLES, REFINED
 from layoutsearch.search.reporter import Reporter, Silent
 from layoutsearch.search.skeleton import Skeleton
 
 # Draws behind a state: the 5 % quantile rests on a dozen of them, and solving them takes some hundredths of a second.
 _DRAWS = 256
-# At the end so many schedules of each candidate that a drawn optimum uses are timed again, with so many samples.
-_REFINED = 2
-_REFINE_SAMPLES = 21
-# Drawn optima that have to use a candidate for it to be a contender.
+# Part of the drawn optima that have to use a candidate for it to be timed again at the end.
 _CONTENDS = 0.05
 
 
@@ -84,7 +81,7 @@ class LazySearch:
         """Changes with what a search that came to its end has looked into: all candidates, and how far it goes."""
         pairs = [(w.key, str(c)) for w, c in self.index.pairs]
         moves = [(k.workload, k.candidate) for k in self.index.transforms]
-        about = [pairs, moves, self._wanted, self._seed, _DRAWS, _REFINED, _REFINE_SAMPLES, FIRST_TRIES, FULL_TRIES]
+        about = [pairs, moves, self._wanted, self._seed, _DRAWS, REFINED, REFINE_SAMPLES, FIRST_TRIES, FULL_TRIES]
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
 
     def propose(self, rng: np.random.Generator) -> tuple[int, ...]:
@@ -135,8 +132,7 @@ class LazySearch:
 
     def next_batch(self) -> list[racing.Step]:
         """What to measure next, best first; empty if nothing can change the optimum any more."""
-        state, draws = self._judge()
-        return racing.batch(racing.steps(self.index, self.beliefs, state, draws))
+        return racing.batch(racing.steps(self.index, self.beliefs, *self._judge()))
 
     def run(self, budget: Budget, reserve_s: float = 0.0) -> SearchState:
         """Search to the wanted gap, or until the budget is over but for `reserve_s` seconds.
@@ -146,7 +142,7 @@ class LazySearch:
         self._reporter.stage("kernels", self.state().candidates)
         while not budget.over(reserve_s) and self.state().gap > self._wanted:
             found = self.next_batch()
-            if not found or not self.measure(found, reserve_s):
+            if not found or not self.measure(found, budget, reserve_s):
                 break
             state = self.state()
             self._reporter.best(
@@ -158,15 +154,16 @@ class LazySearch:
         """Measure what the best assignment uses, and time the contenders again, as far as the budget goes."""
         self._settle(budget, reserve_s)
         if not budget.over(reserve_s):
-            self._refine(reserve_s)
+            self._refine(budget, reserve_s)
             self._settle(budget, reserve_s)
         return self.state()
 
-    def measure(self, found: Sequence[racing.Step], reserve_s: float = 0.0) -> bool:
+    def measure(self, found: Sequence[racing.Step], budget: Budget | None = None, reserve_s: float = 0.0) -> bool:
         """Take steps; whether anything became known."""
-        self._lab.measure([s.what for s in found if isinstance(s.what, Request)], reserve_s)
+        fresh = [s.what for s in found if isinstance(s.what, Request) and s.pair is None]
+        self._lab.measure(fresh, reserve_s)
         self._lab.measure_transforms([s.what for s in found if isinstance(s.what, TransformKey)], reserve_s)
-        return self._update()
+        return self._again([s.pair for s in found if s.pair is not None], budget, reserve_s)
 
     def _settle(self, budget: Budget, reserve_s: float) -> None:
         """Measure what the best assignment uses, until it uses measured costs only."""
@@ -179,17 +176,29 @@ class LazySearch:
             if not self._update():
                 return
 
-    def _refine(self, reserve_s: float) -> None:
+    def _refine(self, budget: Budget, reserve_s: float) -> None:
         """Time the fastest schedules of the contenders again: the fastest of many is the luckiest as well."""
-        state, draws = self._judge()
-        often = (draws.uses > 0).mean(axis=0)
-        often[self.index.used(state.solution)] = 1.0
-        contenders = np.flatnonzero((often >= _CONTENDS) & self.beliefs.kernel_evidence.seen)
-        pairs = [self.index.pairs[k] for k in contenders]
-        requests = [Request(workload, choice, _REFINED) for workload, choice in pairs]
-        self._reporter.stage("kernels, again", len(requests))
-        self._lab.refine(requests, _REFINE_SAMPLES, reserve_s)
-        self._update()
+        while not budget.over(reserve_s):
+            state, draws = self._judge()
+            often = (draws.uses > 0).mean(axis=0)
+            often[self.index.used(state.solution)] = 1.0
+            pairs = np.flatnonzero((often >= _CONTENDS) & (self.beliefs.kernel_evidence.noise > 0))
+            if not len(pairs):
+                return
+            self._reporter.stage("kernels, again", len(pairs))
+            if not self._again(pairs.tolist(), budget, reserve_s):
+                return
+
+    def _again(self, pairs: Sequence[int], budget: Budget | None, reserve_s: float) -> bool:
+        """Time the fastest schedules of some pairs again; whether anything became known, by this or before it."""
+        where = [self.index.pairs[k] for k in pairs]
+        before = [self._lab.of(*pair).best for pair in where]
+        self._lab.refine([Request(*pair, REFINED) for pair in where], REFINE_SAMPLES, reserve_s)
+        if budget is None or not budget.over(reserve_s):
+            # What is as it was had its samples; it will not become more certain than this.
+            same = [k for k, pair, best in zip(pairs, where, before, strict=True) if self._lab.of(*pair).best == best]
+            self.beliefs.take_as_certain(same)
+        return self._update()
 
     def _update(self) -> bool:
         changed = self.beliefs.update()

@@ -1,9 +1,10 @@
 """Where the next measurements are worth most: new candidates, further schedules of those that ran, transforms.
 
 All compete for the same seconds. What a step is worth is read from solved draws of the posterior: by how much the
-drawn optima that use a cost count on its being lower than what is known of it. That is large for what may change the
-optimum, weighs each kernel by how often the model runs it, and is nothing for what no optimum uses. Schedule tries
-double from step to step, so that few candidates get many: successive halving with the posterior as the judge.
+drawn optima that use a cost count on its being lower than what is known of it, and those that avoid what the present
+solution uses, on its being higher. That is large for what may change the optimum, weighs each kernel by how often the
+model runs it, and is nothing for what no optimum uses. Schedule tries double from step to step, so that few candidates
+get many: successive halving with the posterior as the judge.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from layoutsearch.cost.improvement import FULL_TRIES
 from layoutsearch.layout.transform import TransformKey
 from layoutsearch.search.beliefs import Beliefs
-from layoutsearch.search.cost_index import CostIndex, FloatArray
+from layoutsearch.search.cost_index import CostIndex, FloatArray, IntArray
 from layoutsearch.search.gap import Draws, SearchState
 from layoutsearch.search.known import Request
 
@@ -23,8 +24,12 @@ from layoutsearch.search.known import Request
 FIRST_TRIES = 2
 # Steps of one batch: some for each build worker, few enough that the next ones are chosen with what these said.
 BATCH = 8
-# What a step costs, in units of one schedule: every build has to lower the kernel and link first.
-_BUILD = 1.5
+# So many of a candidate's fastest schedules are timed again, with so many samples, before its time counts as certain.
+REFINED = 2
+REFINE_SAMPLES = 21
+# What a step costs, in units of one schedule: every build has to lower the kernel and link first; timing one again
+# takes three times as many samples.
+_BUILD, _AGAIN = 1.5, 2.0
 # Steps worth less than this part of the batch's best wait for better knowledge.
 _WORTHWHILE = 0.05
 
@@ -37,11 +42,13 @@ class Step:
         what: a request of a kernel, or a transform.
         worth_us: what the drawn optima count on, on average.
         effort: in units of building and timing one schedule.
+        pair: entry of the candidate that is to be timed again; None where something new is tried.
     """
 
     what: Request | TransformKey
     worth_us: float
     effort: float
+    pair: int | None = None
 
     @property
     def rate(self) -> float:
@@ -57,14 +64,12 @@ def next_tries(tries: int) -> int:
 def steps(index: CostIndex, beliefs: Beliefs, state: SearchState, draws: Draws) -> list[Step]:
     """All steps that are worth anything, best rate first; frozen kernels decide nothing, but widen the gap as well."""
     kernels, transforms = beliefs.present()
-    worth, moves = _worth(beliefs, state, draws, kernels, transforms, index)
-    found = []
-    tries, final = beliefs.kernel_evidence.tries, beliefs.kernel_evidence.final
-    for k in np.flatnonzero((worth > 0) & ~final & ~beliefs.kernel_evidence.dead):
-        workload, choice = index.pairs[k]
-        upto = next_tries(int(tries[k])) if index.free[k] or tries[k] else 1
-        effort = _BUILD + upto - int(tries[k])
-        found.append(Step(Request(workload, choice, upto), float(worth[k]) * _gained(beliefs, int(tries[k])), effort))
+    now = np.array([state.solution], dtype=np.intp)
+    worth = _counted_on(draws.uses, index.uses(now)[0], kernels, draws.costs[0])
+    moves = _counted_on(draws.pays, index.pays(now)[0], transforms, draws.costs[1])
+    evidence = beliefs.kernel_evidence
+    open_pairs = (worth > 0) & ~evidence.final & ~evidence.dead
+    found = [_step(index, beliefs, int(k), float(worth[k])) for k in np.flatnonzero(open_pairs)]
     for k in np.flatnonzero((moves > 0) & ~beliefs.moved):
         found.append(Step(index.transforms[k], float(moves[k]), _BUILD + 1))
     return sorted(found, key=lambda step: -step.rate)
@@ -75,21 +80,35 @@ def batch(found: list[Step], size: int = BATCH) -> list[Step]:
     return [step for step in found[:size] if step.rate >= _WORTHWHILE * found[0].rate]
 
 
-def _gained(beliefs: Beliefs, tries: int) -> float:
-    """The part of what is still to be learned that the next step tells."""
-    if tries < FIRST_TRIES:
-        return 1.0
-    left = beliefs.improvement.moments(np.array([tries, next_tries(tries)]))[0]
-    return float(1 - left[1] / left[0]) if left[0] > 0 else 0.0
+def _step(index: CostIndex, beliefs: Beliefs, k: int, worth_us: float) -> Step:
+    """More schedules, or those that there are timed again: whichever of the two is less certain."""
+    evidence, (workload, choice) = beliefs.kernel_evidence, index.pairs[k]
+    tries, noise = int(evidence.tries[k]), float(evidence.noise[k])
+    if not evidence.seen[k]:
+        upto = max(next_tries(tries) if index.free[k] else 1, tries + 1)
+        return Step(Request(workload, choice, upto), worth_us, _BUILD + upto - tries)
+    after = next_tries(tries)
+    left, variance, _ = beliefs.improvement.moments(np.array([tries, after]))
+    to_gain = 0.0 if evidence.over[k] else float(variance[0])
+    if noise**2 > to_gain:
+        part = noise**2 / (noise**2 + to_gain)
+        return Step(Request(workload, choice, REFINED), worth_us * part, _BUILD + _AGAIN * REFINED, k)
+    # Of what is still to be gained, the part that the next schedules show.
+    part = float(1 - left[1] / left[0]) * to_gain / (noise**2 + to_gain)
+    return Step(Request(workload, choice, after), worth_us * part, _BUILD + after - tries)
 
 
-def _worth(
-    beliefs: Beliefs, state: SearchState, draws: Draws, kernels: FloatArray, transforms: FloatArray, index: CostIndex
-) -> tuple[FloatArray, FloatArray]:
-    """What the drawn optima count on, of each pair and each transform; us, summed over a kernel's occurrences."""
-    return _counted_on(draws.uses, kernels, draws.costs[0]), _counted_on(draws.pays, transforms, draws.costs[1])
+def _counted_on(uses: IntArray, now: IntArray, known: FloatArray, drawn: FloatArray) -> FloatArray:
+    """Mean over the draws of what their optima count on, in us.
 
-
-def _counted_on(uses: np.ndarray, known: FloatArray, drawn: FloatArray) -> FloatArray:
-    below = np.where(uses > 0, np.maximum(np.where(np.isfinite(known), known, 0.0) - drawn, 0.0), 0.0)
-    return (uses * below).mean(axis=0)
+    Args:
+        uses: how often the optimum of each draw uses each cost; shape (draws, costs).
+        now: how often the present solution does.
+        known: what is known of each cost, `inf` for what does not run.
+        drawn: shape (draws, costs).
+    """
+    finite = np.where(np.isfinite(known), known, 0.0)
+    with np.errstate(invalid="ignore"):
+        lower = np.where(uses > 0, uses * np.maximum(finite - drawn, 0.0), 0.0)
+        higher = np.where(uses < now, (now - uses) * np.maximum(drawn - finite, 0.0), 0.0)
+    return (lower + np.where(np.isfinite(higher), higher, 0.0)).mean(axis=0)

@@ -26,17 +26,11 @@ class RunFile:
         self._about = {"fingerprint": fingerprint, "target": dict(target), "threads": threads, "device_key": device}
         self._options = dict(options or {})
         self._settled: dict[str, str] = {}
-        self._began = 0
+        self._began: int | None = None
+        self._goes_on = False
 
-    def begin(self, resume: bool, mark: int) -> int | None:
-        """Start a run, or go on with the one in the folder.
-
-        Args:
-            resume: whether to go on.
-            mark: of the record store, see `RecordStore.mark`.
-
-        Returns:
-            The mark when the run began if it is gone on with; None if it starts now.
+    def begin(self, resume: bool) -> None:
+        """Start a run, or go on with the one in the folder if `resume`.
 
         Raises:
             LayoutSearchError: `resume` was asked for and there is no run, or one of another model, target, device or
@@ -58,11 +52,18 @@ class RunFile:
                     )
         if all(before.get(key) == value for key, value in self._about.items()):
             self._settled = dict(before.get("settled", {}))
-        goes_on = resume and before.get("state") != "done"
         began = before.get("began")
-        self._began = began if goes_on and isinstance(began, int) else mark
+        self._goes_on = resume and before.get("state") != "done" and isinstance(began, int)
+        self._began = began if self._goes_on else None
         self._write("running")
-        return self._began if goes_on else None
+
+    def since(self, mark: int) -> int | None:
+        """The mark of the record store when the run began if it is gone on with; None if it begins now, at `mark`."""
+        if self._goes_on:
+            return self._began
+        self._began = mark
+        self._write("running")
+        return None
 
     def is_settled(self, question: str, about: str) -> bool:
         """Whether an earlier run, or this one, has settled a question, for exactly what `about` is a digest of."""

@@ -96,6 +96,7 @@ def set_up(
     canonical = canonicalize(loaded.module)
     graph = build_graph(canonical)
     rules = _space(space, tvm_target)
+    notes = tuple(unmatched_rules(rules, graph)) if space is not None else ()
     spaces = enumerate_candidates(graph, rules)
     nodes = kernel_nodes(canonical, graph, spaces)
     anchors = {op.name for op in graph.anchors}
@@ -108,7 +109,7 @@ def set_up(
         anchors=tuple(i for i, node in enumerate(nodes) if node.root in anchors),
         layouts=tuple(uniform_layouts([spaces[op.name] for op in graph.anchors])),
         fingerprint=fingerprint(canonical),
-        notes=tuple(unmatched_rules(rules, graph)) if space is not None else (),
+        notes=notes,
     )
 
 

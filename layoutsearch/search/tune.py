@@ -89,8 +89,9 @@ class _Run:
                 self.source.name,
                 {"sampler": options.sampler, "seed": options.seed, "trials": options.trials},
             )
+            self.run_file.begin(options.resume)
             self.store = stack.enter_context(RecordStore(Path(options.records or self.out / "records.sqlite")))
-            began = self.run_file.begin(options.resume, self.store.mark())
+            began = self.run_file.since(self.store.mark())
             self.resumed = began is not None
             samples = options.inputs or [sample_inputs(loaded.inputs, s) for s in range(2)]
             place = Workplace(folder, self.out, self.store, began, samples, self.budget, self.reporter)
