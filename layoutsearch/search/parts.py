@@ -5,18 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from layoutsearch.layout.transform import TransformKey
 from layoutsearch.search.known import Known, Lab, Request
 from layoutsearch.search.skeleton import Skeleton
-
-
-class Needs(Protocol):
-    """Tells what an assignment still needs."""
-
-    def requests(self, solution: Sequence[int]) -> tuple[list[Request], list[TransformKey]]:
-        """What a solution uses and is not measured yet."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +32,19 @@ class Parts:
         """How many are still to be measured."""
         return len(self.kernels) + len(self.transforms)
 
+    def settled(self, best_us: float) -> bool:
+        """Whether measuring on cannot change what becomes of it, where the best known costs `best_us`."""
+        return not self.open or bool(self.failure) or self.settled_us > best_us
 
-def parts_of(skeleton: Skeleton, lab: Lab, needs: Needs, solution: Sequence[int]) -> Parts:
-    """The parts of a solution."""
-    kernels, transforms = needs.requests(solution)
+
+def parts_of(
+    skeleton: Skeleton,
+    lab: Lab,
+    solution: Sequence[int],
+    kernels: Sequence[Request],
+    transforms: Sequence[TransformKey],
+) -> Parts:
+    """The parts of a solution, of which `kernels` and `transforms` are still to be measured."""
     asked = {(r.workload.key, r.choice) for r in kernels}
     known: list[tuple[str, Known]] = []
     for node, index in zip(skeleton.nodes, solution, strict=True):

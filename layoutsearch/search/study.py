@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,11 +19,12 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from layoutsearch.errors import LayoutSearchError
+from layoutsearch.layout.transform import TransformKey
 from layoutsearch.measure.results import one_line
 from layoutsearch.search.budget import Budget
-from layoutsearch.search.known import Lab
+from layoutsearch.search.known import Lab, Request
 from layoutsearch.search.parameters import AssignmentSpace
-from layoutsearch.search.parts import Needs, Parts, parts_of, share_measured
+from layoutsearch.search.parts import Parts, parts_of, share_measured
 from layoutsearch.search.reporter import Reporter, Silent
 from layoutsearch.search.sampler import Proposer, SolverSampler
 from layoutsearch.search.skeleton import Skeleton
@@ -38,9 +39,15 @@ _CHUNK = 8
 # So many proposals in a row that bring nothing new settle the search.
 _REPEATS = 25
 
+# Measures, or recalls, some parts; False to stop.
+Take = Callable[[Parts, Sequence[Request], Sequence[TransformKey]], bool]
 
-class Search(Proposer, Needs, Protocol):
+
+class Search(Proposer, Protocol):
     """What a study needs of a search: `LazySearch` is one."""
+
+    def requests(self, solution: Sequence[int]) -> tuple[list[Request], list[TransformKey]]:
+        """What a solution uses and is not measured yet."""
 
     def evaluate(self, solution: Sequence[int]) -> float:
         """Additive cost in microseconds by what is measured; infinite where something of it failed."""
@@ -223,24 +230,43 @@ class StudySearch:
         return not known or self._lab.measured > before
 
     def _measure(self, trial: optuna.Trial, solution: tuple[int, ...], reserve_s: float) -> Parts:
-        """Measure what a solution needs, a few kernels at a time, until its fate is certain or the time is over."""
-        for step in itertools.count():
-            parts = parts_of(self._skeleton, self._lab, self._search, solution)
-            certain = not parts.open or parts.failure or parts.settled_us > self._best_us
-            if parts.open:
-                trial.report(parts.settled_us, step)
-            if certain or self._budget.over(reserve_s):
-                return parts
+        """Measure what a solution needs until its fate is certain or the time is over."""
+        steps = itertools.count()
+
+        def take(parts: Parts, kernels: Sequence[Request], transforms: Sequence[TransformKey]) -> bool:
+            if self._budget.over(reserve_s):
+                return False
+            trial.report(parts.settled_us, next(steps))
             self._reporter.step(f"trial {trial.number}: {parts.open} to measure", 0)
-            # Transforms last: those of an assignment that is given up need not be measured.
-            if parts.kernels:
-                self._lab.measure(parts.kernels[:_CHUNK], reserve_s)
+            if kernels:
+                self._lab.measure(kernels, reserve_s)
             else:
-                self._lab.measure_transforms(parts.transforms, reserve_s)
-            after = self._search.requests(solution)
-            if (tuple(after[0]), tuple(after[1])) == (parts.kernels, parts.transforms):
+                self._lab.measure_transforms(transforms, reserve_s)
+            return True
+
+        parts = self._follow(solution, take)
+        if parts.open:
+            trial.report(parts.settled_us, next(steps))
+        return parts
+
+    def _follow(self, solution: tuple[int, ...], take: Take) -> Parts:
+        """Take what a solution needs, a few kernels at a time, until its fate is certain or `take` says to stop.
+
+        Transforms come last: those of an assignment that is given up need not be measured. The search is asked again
+        only where that decides something, since it may have to learn from what was measured.
+        """
+        before: Parts | None = None
+        while True:
+            parts = parts_of(self._skeleton, self._lab, solution, *self._search.requests(solution))
+            stuck = before is not None and (parts.kernels, parts.transforms) == (before.kernels, before.transforms)
+            if stuck or parts.settled(self._best_us):
                 return parts
-        raise AssertionError("unreachable")
+            before = parts
+            while not parts.settled(self._best_us):
+                chunk, rest = parts.kernels[:_CHUNK], parts.kernels[_CHUNK:]
+                if not take(parts, chunk, () if chunk else parts.transforms):
+                    return parts
+                parts = parts_of(self._skeleton, self._lab, solution, rest, parts.transforms if chunk else ())
 
     def _tell(self, trial: optuna.Trial, solution: tuple[int, ...], parts: Parts, reserve_s: float) -> None:
         if parts.failure:
@@ -320,11 +346,12 @@ class StudySearch:
     def _recall(self, solution: tuple[int, ...]) -> bool:
         """As `_measure` does, but from memory alone; whether there was anything."""
         found = False
-        while True:
-            parts = parts_of(self._skeleton, self._lab, self._search, solution)
-            if not parts.open or parts.failure or parts.settled_us > self._best_us:
-                return found
-            chunk = parts.kernels[:_CHUNK]
-            if not self._lab.recall(chunk, () if chunk else parts.transforms):
-                return found
-            found = True
+
+        def take(parts: Parts, kernels: Sequence[Request], transforms: Sequence[TransformKey]) -> bool:
+            nonlocal found
+            recalled = self._lab.recall(kernels, transforms)
+            found |= recalled
+            return recalled
+
+        self._follow(solution, take)
+        return found
