@@ -33,6 +33,8 @@ _NOISE, _NOISE_OF_SPREAD = 0.03, 1 / 3
 _THIS_RUN = "this run"
 
 Costs = tuple[FloatArray, FloatArray]
+# Numbers of the kind, the workload and the family of each entry, see `cost.mixture.Prior`.
+_Labels = tuple[IntArray, IntArray, IntArray]
 
 
 class Beliefs:
