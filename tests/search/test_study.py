@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -13,9 +13,12 @@ from optuna.storages import BaseStorage
 from optuna.trial import TrialState
 
 from layoutsearch.errors import LayoutSearchError
+from layoutsearch.layout.transform import TransformKey
 from layoutsearch.measure.results import Measurement, Status
 from layoutsearch.search.budget import Budget
+from layoutsearch.search.known import Request
 from layoutsearch.search.parameters import AssignmentSpace
+from layoutsearch.search.solve import solve
 from layoutsearch.search.storage import open_storage
 from layoutsearch.search.study import SAMPLERS, StudySearch, make_sampler, open_study, study_name
 from tests.search.small_model import Failures, SmallLab, SmallSearch, chain_skeleton, optimum
@@ -236,6 +239,31 @@ def test_a_run_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
     outcome = second.loop.run(max_trials=3)
     assert len(second.study.trials) == 8
     assert outcome.cost_us <= best.cost_us
+
+
+def test_an_assignment_found_otherwise_is_told_once(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.loop.run(max_trials=3)
+    solution = solve(SKELETON.problem(run.lab.true_us, run.lab.true_transform_us)).assignment
+    for _ in range(2):
+        run.loop.tell(solution)
+        assert len(run.study.trials) == 4
+    assert SPACE.solution(run.study.best_params) == solution
+    assert run.study.best_value == pytest.approx(optimum(SKELETON, run.lab))
+
+
+def test_the_search_is_asked_few_times_a_trial(tmp_path: Path) -> None:
+    """A search may learn from what was measured whenever it is asked, which takes long."""
+    run = Run(tmp_path)
+    asked, requests = [], run.search.requests
+
+    def counted(solution: Sequence[int]) -> tuple[list[Request], list[TransformKey]]:
+        asked.append(solution)
+        return requests(solution)
+
+    run.search.requests = counted  # type: ignore[method-assign]
+    run.loop.run(max_trials=10)
+    assert len(asked) <= 20
 
 
 def test_whole_times_are_kept_with_their_trial(tmp_path: Path) -> None:
