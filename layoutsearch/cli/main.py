@@ -17,6 +17,9 @@ from layoutsearch.cli.bench import bench
 from layoutsearch.cli.device import device
 from layoutsearch.errors import LayoutSearchError
 
+# The linear algebra of a search is many small systems: threads only get in each other's way, and in the device's.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 INTERRUPTED = 130
 PIPED_WIDTH = 100
 
