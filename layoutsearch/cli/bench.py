@@ -15,6 +15,7 @@ from rich.table import Table
 from layoutsearch.cli.bench_acceptance import acceptance
 from layoutsearch.cli.bench_cost_model import cost_model
 from layoutsearch.cli.bench_record import record
+from layoutsearch.cli.bench_search import search
 from layoutsearch.cli.bench_solver import solver
 
 
@@ -66,4 +67,5 @@ def model(model: str, plan_path: str, against: str, save: str | None, as_json: b
 bench.add_command(acceptance)
 bench.add_command(cost_model)
 bench.add_command(record)
+bench.add_command(search)
 bench.add_command(solver)

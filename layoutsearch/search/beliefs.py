@@ -23,7 +23,7 @@ Refit = Callable[[Sequence[KernelRow], Sequence[TransformRow]], CostModel]
 # Candidates that ran before the model is fitted anew; again each time that they have doubled.
 _REFIT_FROM = 30
 # Tries after which a search that is over says something about how searches go on.
-_CURVE_TRIES = 8
+_CURVE_TRIES = 3
 # Samples of a first measurement; more say that it was timed again, with care.
 _FIRST_SAMPLES = 7
 # Standard deviation in log of a first measurement against the later one (0.035 over 400 schedules of ResNet-50 on a

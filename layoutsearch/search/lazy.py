@@ -130,9 +130,21 @@ class LazySearch:
         state = self.state()
         return state.gap <= self._wanted and not any(self.requests(state.solution, frozen=True))
 
-    def next_batch(self) -> list[racing.Step]:
-        """What to measure next, best first; empty if nothing can change the optimum any more."""
-        return racing.batch(racing.steps(self.index, self.beliefs, *self._judge()))
+    def next_batch(self, new: int | None = None) -> list[racing.Step]:
+        """What to measure next, best first; empty if nothing can change the optimum any more.
+
+        Args:
+            new: at most so many candidates that were not tried yet, of kernels with a choice; any number if None.
+        """
+        found = racing.steps(self.index, self.beliefs, *self._judge())
+        if new is not None:
+            fresh = [s for s in found if s.pair is not None and self._is_new(s.pair)]
+            late = {s.pair for s in fresh[new:]}
+            found = [s for s in found if s.pair is None or s.pair not in late]
+        return racing.batch(found)
+
+    def _is_new(self, pair: int) -> bool:
+        return bool(self.index.free[pair]) and not self.beliefs.measured[pair]
 
     def run(self, budget: Budget, reserve_s: float = 0.0) -> SearchState:
         """Search to the wanted gap, or until the budget is over but for `reserve_s` seconds.
@@ -160,10 +172,10 @@ class LazySearch:
 
     def measure(self, found: Sequence[racing.Step], budget: Budget | None = None, reserve_s: float = 0.0) -> bool:
         """Take steps; whether anything became known."""
-        fresh = [s.what for s in found if isinstance(s.what, Request) and s.pair is None]
+        fresh = [s.what for s in found if isinstance(s.what, Request) and not s.again]
         self._lab.measure(fresh, reserve_s)
         self._lab.measure_transforms([s.what for s in found if isinstance(s.what, TransformKey)], reserve_s)
-        return self._again([s.pair for s in found if s.pair is not None], budget, reserve_s)
+        return self._again([s.pair for s in found if s.again and s.pair is not None], budget, reserve_s)
 
     def _settle(self, budget: Budget, reserve_s: float) -> None:
         """Measure what the best assignment uses, until it uses measured costs only."""

@@ -42,13 +42,15 @@ class Step:
         what: a request of a kernel, or a transform.
         worth_us: what the drawn optima count on, on average.
         effort: in units of building and timing one schedule.
-        pair: entry of the candidate that is to be timed again; None where something new is tried.
+        pair: entry of the candidate; None for a transform.
+        again: whether its fastest schedules are timed again, instead of new ones tried.
     """
 
     what: Request | TransformKey
     worth_us: float
     effort: float
     pair: int | None = None
+    again: bool = False
 
     @property
     def rate(self) -> float:
@@ -86,16 +88,16 @@ def _step(index: CostIndex, beliefs: Beliefs, k: int, worth_us: float) -> Step:
     tries, noise = int(evidence.tries[k]), float(evidence.noise[k])
     if not evidence.seen[k]:
         upto = max(next_tries(tries) if index.free[k] else 1, tries + 1)
-        return Step(Request(workload, choice, upto), worth_us, _BUILD + upto - tries)
+        return Step(Request(workload, choice, upto), worth_us, _BUILD + upto - tries, k)
     after = next_tries(tries)
     left, variance, _ = beliefs.improvement.moments(np.array([tries, after]))
     to_gain = 0.0 if evidence.over[k] else float(variance[0])
     if noise**2 > to_gain:
         part = noise**2 / (noise**2 + to_gain)
-        return Step(Request(workload, choice, REFINED), worth_us * part, _BUILD + _AGAIN * REFINED, k)
+        return Step(Request(workload, choice, REFINED), worth_us * part, _BUILD + _AGAIN * REFINED, k, True)
     # Of what is still to be gained, the part that the next schedules show.
     part = float(1 - left[1] / left[0]) * to_gain / (noise**2 + to_gain)
-    return Step(Request(workload, choice, after), worth_us * part, _BUILD + after - tries)
+    return Step(Request(workload, choice, after), worth_us * part, _BUILD + after - tries, k)
 
 
 def _counted_on(uses: IntArray, now: IntArray, known: FloatArray, drawn: FloatArray) -> FloatArray:
