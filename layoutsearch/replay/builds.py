@@ -62,18 +62,25 @@ class BuildTimes:
             return self._total[_PLAN] / self._count[_PLAN] if self._count[_PLAN] else 0.0
 
 
-class TimedBuilder:
-    """A builder that notes how long its builds take."""
+class TimedBuilder(Builder):
+    """A builder that notes how long its builds take.
 
-    def __init__(self, builder: Builder, times: BuildTimes, skeleton: Skeleton) -> None:
-        self._builder, self._times = builder, times
+    Args:
+        times: where to.
+        skeleton: of the model, to tell its kernels by.
+        workers: see `Builder`.
+    """
+
+    def __init__(self, times: BuildTimes, skeleton: Skeleton, workers: int) -> None:
+        super().__init__(workers=workers, preload=("layoutsearch.search.jobs",))
+        self._times = times
         self._keys: Mapping[str, str] = {
             node.workload.module_json: key for key, (node, _) in skeleton.workloads.items()
         }
 
     def submit(self, function: str, payload: Any, timeout_s: float | None = None) -> Future[BuildResult]:
         """See `Builder.submit`."""
-        future = self._builder.submit(function, payload, timeout_s)
+        future = super().submit(function, payload, timeout_s)
         future.add_done_callback(lambda done: self._note(function, payload, done))
         return future
 

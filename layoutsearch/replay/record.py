@@ -99,8 +99,9 @@ def record_table(model: str, options: RecordOptions, reporter: Reporter | None =
         store = stack.enter_context(RecordStore(path))
         device = stack.enter_context(_device(options))
         workers = max(1, min(8, default_threads()))
-        builder = stack.enter_context(Builder(workers=workers, preload=("layoutsearch.search.jobs",)))
-        table = _Recorder(setup, options, device, builder, store, folder, reporter).run()
+        builds = BuildTimes(store.path.with_suffix(".builds.jsonl"))
+        builder = stack.enter_context(TimedBuilder(builds, setup.skeleton, workers))
+        table = _Recorder(setup, options, device, builder, builds, store, folder, reporter).run()
     table.save(options.out)
     return table
 
@@ -119,6 +120,7 @@ class _Recorder:
         options: RecordOptions,
         device: Device,
         builder: Builder,
+        builds: BuildTimes,
         store: RecordStore,
         folder: Path,
         reporter: Reporter,
@@ -133,16 +135,18 @@ class _Recorder:
             )
         reporter.stage("device", 1)
         self._profile = profile_for(device, setup.target, lambda text: reporter.step(text, 0))
+        if self._profile.is_doubtful:
+            reporter.note("the device was busy when it was calibrated, and searches will not use its limits: run "
+                          "layoutsearch device calibrate when it is idle, then record again")  # fmt: skip
         self._context = setup.context(self._identity, template_versions())
-        self._builds = BuildTimes(store.path.with_suffix(".builds.jsonl"))
-        timed = TimedBuilder(builder, self._builds, setup.skeleton)
+        self._builds = builds
         budget = Budget()
         target = target_json(setup.target)
-        self._lab = KernelLab(device, timed, store, self._context, target, folder, budget, reporter)  # type: ignore[arg-type]
+        self._lab = KernelLab(device, builder, store, self._context, target, folder, budget, reporter)
         samples = [sample_inputs(setup.loaded.inputs, seed) for seed in range(2)]
         key = reference_key(setup.loaded, setup.fingerprint, samples)
         reference = (store.path.with_suffix(".reference.npz"), key)
-        self._whole = WholeLab(device, timed, setup.source, samples, reference, folder, budget, reporter)  # type: ignore[arg-type]
+        self._whole = WholeLab(device, builder, setup.source, samples, reference, folder, budget, reporter)
         self._plans = PlanContext(setup.loaded, setup.graph, setup.fingerprint, setup.target, self._identity)
 
     def run(self) -> Table:
