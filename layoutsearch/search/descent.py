@@ -47,28 +47,36 @@ class Descent:
                 if node is not None:
                     self._read[node].append(t)
 
-    def _wanted(self, t: int, x: Sequence[int], skip: int | None = None) -> npt.NDArray[np.bool_]:
-        """Layouts of tensor `t` wanted under `x` by consumers other than node `skip`."""
-        out = np.zeros(self._problem.tensors[t].n_layouts, dtype=np.bool_)
-        for node, table in self._wants[t].items():
-            if node is None:
-                out |= table[0]
-            elif node != skip:
-                out |= table[x[node]]
-        return out
+    def _counts(self, x: Sequence[int]) -> list[npt.NDArray[np.int64]]:
+        """Per tensor, the number of consumers that want each layout under `x`."""
+        counts = []
+        for tensor, wants in zip(self._problem.tensors, self._wants, strict=True):
+            count = np.zeros(tensor.n_layouts, dtype=np.int64)
+            for node, table in wants.items():
+                count += table[0 if node is None else x[node]]
+            counts.append(count)
+        return counts
 
-    def _local(self, i: int, x: Sequence[int]) -> npt.NDArray[np.float64]:
+    def _local(self, i: int, x: Sequence[int], counts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.float64]:
         """Cost of each candidate of node `i`, the others as in `x`, without what `i` cannot change."""
         out = self._unary[i].copy()
         for t in self._made[i]:
             tensor = self._problem.tensors[t]
-            out += self._cost[t][:, self._wanted(t, x)].sum(axis=1)[list(tensor.made)]
+            out += self._cost[t][:, counts[t] > 0].sum(axis=1)[list(tensor.made)]
         for t in self._read[i]:
             tensor = self._problem.tensors[t]
             made = tensor.made[0 if tensor.producer is None else x[tensor.producer]]
-            new = self._wants[t][i] & ~self._wanted(t, x, skip=i)
-            out += new @ self._cost[t][made]
+            mine = self._wants[t][i]
+            free = counts[t] - mine[x[i]] == 0
+            out += (mine & free) @ self._cost[t][made]
         return out
+
+    def _move(self, i: int, x: list[int], a: int, counts: Sequence[npt.NDArray[np.int64]]) -> None:
+        for t in self._read[i]:
+            mine = self._wants[t][i]
+            counts[t][mine[x[i]]] -= 1
+            counts[t][mine[a]] += 1
+        x[i] = a
 
     def improve(
         self, start: Sequence[int], *, allowed: Callable[[Sequence[int]], bool] | None = None
@@ -80,18 +88,19 @@ class Descent:
             allowed: says whether an assignment may be visited; any if None.
         """
         x = list(start)
+        counts = self._counts(x)
         for _ in range(_MAX_SWEEPS):
             changed = False
             for i in range(len(x)):
-                local = self._local(i, x)
+                local = self._local(i, x, counts)
                 best = int(local.argmin())
                 before = x[i]
                 if local[best] < local[before] - 1e-12 * abs(local[before]):
-                    x[i] = best
+                    self._move(i, x, best, counts)
                     if allowed is None or allowed(x):
                         changed = True
                     else:
-                        x[i] = before
+                        self._move(i, x, before, counts)
             if not changed:
                 break
         return tuple(x)

@@ -33,17 +33,48 @@ class Order:
     total: int
 
 
-def elimination_order(graph: FactorGraph, max_cells: int, *, by_cells: bool = False) -> Order | None:
-    """Greedy order: least fill-in first (ties: smallest table, then lowest index), or smallest table first.
+def least_cells(graph: FactorGraph) -> int:
+    """A size that some table reaches in every elimination order.
 
-    None as soon as a table of more than `max_cells` cells would be needed.
+    In any set of variables, the one that goes first has all its neighbours in the set still around it. So the smallest
+    such table is a lower bound, for every set; removing the smallest again and again passes through the best set.
     """
+    neighbours = _neighbours(graph)
+    cells = [
+        d * math.prod(graph.domains[u] for u in around) for d, around in zip(graph.domains, neighbours, strict=True)
+    ]
+    heap = [(c, v) for v, c in enumerate(cells)]
+    heapq.heapify(heap)
+    least = 0
+    while heap:
+        c, v = heapq.heappop(heap)
+        if c != cells[v]:
+            continue
+        least = max(least, c)
+        cells[v] = 0
+        for u in neighbours[v]:
+            neighbours[u].discard(v)
+            cells[u] //= graph.domains[v]
+            heapq.heappush(heap, (cells[u], u))
+    return least
+
+
+def _neighbours(graph: FactorGraph) -> list[set[int]]:
     neighbours: list[set[int]] = [set() for _ in graph.domains]
     for factor in graph.factors:
         for v in factor.scope:
             neighbours[v].update(factor.scope)
     for v, around in enumerate(neighbours):
         around.discard(v)
+    return neighbours
+
+
+def elimination_order(graph: FactorGraph, max_cells: int, *, by_cells: bool = False) -> Order | None:
+    """Greedy order: least fill-in first (ties: smallest table, then lowest index), or smallest table first.
+
+    None as soon as a table of more than `max_cells` cells would be needed.
+    """
+    neighbours = _neighbours(graph)
 
     def key(v: int) -> tuple[int, int]:
         around = neighbours[v]
@@ -138,6 +169,8 @@ def eliminate(problem: LayoutProblem, *, max_cells: int = MAX_CELLS) -> tuple[in
     best: tuple[Order, FactorGraph] | None = None
     for readers in _DIRECT_READERS:
         graph = builder.build(readers)
+        if least_cells(graph) > max_cells:
+            continue
         for by_cells in (False, True):
             order = elimination_order(graph, best[0].largest if best else max_cells, by_cells=by_cells)
             if order and (best is None or (order.largest, order.total) < (best[0].largest, best[0].total)):

@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 
 from layoutsearch.search.eliminate import MAX_CELLS, eliminate
-from layoutsearch.search.milp import solve_milp
 from layoutsearch.search.problem import LayoutProblem, NoAssignmentError
 from layoutsearch.search.reduce import reduce_problem
+from layoutsearch.search.wide import solve_wide
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class Solution:
         cost: what it costs, in the unit of the problem.
         lower_bound: no assignment (that was asked for) costs less; equal to `cost` up to rounding where proven.
         proven: whether `assignment` is optimal.
-        method: `trivial`, `elimination`, `milp` or `elimination+milp`.
+        method: `trivial`, `elimination`, `milp` (what is too wide for elimination: dual bounds, then HiGHS), or
+            `elimination+milp`.
     """
 
     assignment: tuple[int, ...]
@@ -37,13 +38,13 @@ class Solution:
 
 
 def solve(problem: LayoutProblem, *, time_limit_s: float = 60.0, max_cells: int = MAX_CELLS) -> Solution:
-    """Minimise. Independent parts are solved separately, each by elimination where its tables fit, else by HiGHS.
+    """Minimise. Independent parts are solved apart, by elimination where tables fit, else by dual bounds and HiGHS.
 
     The result is the same every time unless the time limit is reached; of equal candidates the lowest index is taken.
 
     Args:
         problem: what to solve.
-        time_limit_s: seconds for HiGHS on all parts together; elimination takes what it takes (at most seconds).
+        time_limit_s: seconds for all parts that are too wide for elimination; elimination takes what it takes (at most seconds).
         max_cells: largest table elimination may build.
 
     Raises:
@@ -65,7 +66,7 @@ def solve(problem: LayoutProblem, *, time_limit_s: float = 60.0, max_cells: int 
     slack, proven = 0.0, True
     for k, part in enumerate(hard):
         share = max(0.0, deadline - time.monotonic()) / (len(hard) - k)
-        result = solve_milp(part.problem, time_limit_s=share)
+        result = solve_wide(part.problem, time_limit_s=share, max_cells=max_cells)
         methods.add("milp")
         slack += result.cost - result.lower_bound
         proven &= result.proven
