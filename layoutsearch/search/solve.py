@@ -44,7 +44,7 @@ def solve(problem: LayoutProblem, *, time_limit_s: float = 60.0, max_cells: int 
 
     Args:
         problem: what to solve.
-        time_limit_s: seconds for all parts that are too wide for elimination; elimination takes what it takes (at most seconds).
+        time_limit_s: seconds for what is too wide for elimination, which takes what it takes (at most seconds).
         max_cells: largest table elimination may build.
 
     Raises:

@@ -1,7 +1,9 @@
 """Problems too wide for elimination: the dual rules candidates out, then HiGHS solves what is left.
 
 On real networks the dual bound meets the optimum or nearly so, and few candidates stay; often the rest is narrow enough
-for elimination after all.
+for elimination after all. While the best known assignment is not the optimum, the optimum is guessed to lie close above
+the bound: with the candidates that such a cost allows the program is small, and its answer either is the optimum, or
+shows that the guess was too low, which raises the bound.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from layoutsearch.search.descent import Descent, descend
 from layoutsearch.search.dual import Dual
 from layoutsearch.search.eliminate import eliminate
 from layoutsearch.search.milp import MilpResult, solve_milp, trivial_bound
-from layoutsearch.search.problem import LayoutProblem, restricted
+from layoutsearch.search.problem import LayoutProblem, NoAssignmentError, restricted
 from layoutsearch.search.reduce import reduce_problem
 
 # Sweeps there and back between two looks at what can go.
@@ -29,6 +31,8 @@ _LEAST_SHRUNK = 0.05
 _DUAL_SHARE = 0.5
 # Difference between cost and bound, relative to the cost, that is rounding.
 _PROVEN_GAP = 1e-9
+# Where between the bound and the best known cost the optimum is looked for, in turn.
+_GUESSES = (0.1, 0.35, 1.0)
 
 
 @dataclass
@@ -60,14 +64,20 @@ def solve_wide(problem: LayoutProblem, *, time_limit_s: float, max_cells: int) -
     if not math.isfinite(cost) or cost <= floor or not Dual.fits(problem):
         return solve_milp(problem, time_limit_s=time_limit_s, incumbent=start if math.isfinite(cost) else None)
     state = _State(cost, start, floor)
-    left = _tightened(problem, state, time.monotonic() + _DUAL_SHARE * time_limit_s)
-    if state.cost - state.bound <= _PROVEN_GAP * abs(state.cost):
-        return MilpResult(state.assignment, state.cost, min(state.cost, state.bound), True)
-    return _finished(problem, left, state, deadline, max_cells)
+    left, dual = _tightened(problem, state, time.monotonic() + _DUAL_SHARE * time_limit_s)
+    gap, bound = state.cost - state.bound, state.bound
+    for k, guess in enumerate(_GUESSES):
+        if state.cost - state.bound <= _PROVEN_GAP * abs(state.cost):
+            break
+        until = time.monotonic() + (deadline - time.monotonic()) / (len(_GUESSES) - k)
+        if not _guessed(problem, left, dual, min(bound + guess * gap, state.cost), state, until, max_cells):
+            break
+    proven = state.cost - state.bound <= _PROVEN_GAP * abs(state.cost)
+    return MilpResult(state.assignment, state.cost, min(state.cost, state.bound), proven)
 
 
-def _tightened(problem: LayoutProblem, state: _State, deadline: float) -> LayoutProblem:
-    """Improve `state` by the dual; the problem without the candidates that cannot be better."""
+def _tightened(problem: LayoutProblem, state: _State, deadline: float) -> tuple[LayoutProblem, Dual]:
+    """Improve `state` by the dual; the problem without the candidates that cannot be better, and its dual."""
     descent = Descent(problem)
 
     def offer(found: Sequence[int]) -> None:
@@ -102,36 +112,49 @@ def _tightened(problem: LayoutProblem, state: _State, deadline: float) -> Layout
             dual = Dual(_capped(left, state.cost), dual)
         if time.monotonic() > deadline or (not shrunk and state.bound - before < _LEAST_GAIN * gap):
             break
-    return left
+    return left, dual
 
 
-def _finished(
-    problem: LayoutProblem, left: LayoutProblem, state: _State, deadline: float, max_cells: int
-) -> MilpResult:
-    """Solve what is left, part by part; what was ruled out is no better than `state`."""
-    reduced = reduce_problem(left)
+def _guessed(
+    problem: LayoutProblem,
+    left: LayoutProblem,
+    dual: Dual,
+    upper: float,
+    state: _State,
+    deadline: float,
+    max_cells: int,
+) -> bool:
+    """Solve with the candidates that a cost of `upper` allows and improve `state`; False if time ran out."""
+    kept = dual.kept(upper)
+    if not all(kept):
+        state.bound = max(state.bound, upper)
+        return True
+    reduced = reduce_problem(restricted(left, dict(enumerate(kept))))
     assignment = list(reduced.assignment)
     slack, proven = 0.0, True
     parts = sorted(reduced.parts, key=lambda part: len(part.nodes))
-    for k, part in enumerate(parts):
-        found: Sequence[int] | None = eliminate(part.problem, max_cells=max_cells)
-        if found is None:
-            share = max(0.0, deadline - time.monotonic()) / (len(parts) - k)
-            known = _within(part.candidates, [state.assignment[i] for i in part.nodes])
-            result = solve_milp(part.problem, time_limit_s=share, incumbent=known)
-            slack += result.cost - result.lower_bound
-            proven &= result.proven
-            found = result.assignment
-        for i, kept, a in zip(part.nodes, part.candidates, found, strict=True):
-            assignment[i] = kept[a]
+    try:
+        for k, part in enumerate(parts):
+            found: Sequence[int] | None = eliminate(part.problem, max_cells=max_cells)
+            if found is None:
+                share = max(0.0, deadline - time.monotonic()) / (len(parts) - k)
+                known = _within(part.candidates, [state.assignment[i] for i in part.nodes])
+                result = solve_milp(part.problem, time_limit_s=share, incumbent=known)
+                slack += result.cost - result.lower_bound
+                proven &= result.proven
+                found = result.assignment
+            for i, kept_of, a in zip(part.nodes, part.candidates, found, strict=True):
+                assignment[i] = kept_of[a]
+    except NoAssignmentError:
+        # Nothing so cheap exists, or HiGHS had no time to find it: no news either way.
+        return time.monotonic() < deadline
     cost = problem.evaluate(assignment).total
-    if not math.isfinite(cost) or cost > state.cost:
-        assignment, bound = list(state.assignment), cost - slack
-        cost = state.cost
-    else:
-        bound = cost - slack
-    bound = min(cost, max(state.bound, bound))
-    return MilpResult(tuple(assignment), cost, bound, proven or cost - bound <= _PROVEN_GAP * abs(cost))
+    if cost < state.cost:
+        state.cost, state.assignment = cost, tuple(assignment)
+    # Whatever was left out costs more than `upper`.
+    least = cost if proven else cost - slack
+    state.bound = min(state.cost, max(state.bound, min(upper, least)))
+    return proven
 
 
 def _within(kept: Sequence[Sequence[int]], chosen: Sequence[int]) -> tuple[int, ...] | None:
