@@ -1,26 +1,39 @@
-"""On the server: put the operands of a kernel where they are within a model, before each run that is timed.
+"""On the server: put a kernel where it is within a model, before each run that is timed.
 
-Weights come from memory: they are flushed from all caches. Activations come from the kernel before, which ran on the
-same threads but shared its work out in its own way: about half of what a thread reads was written by another core.
-Timed with everything warm in the right core's cache, kernels of a real detector were a fifth faster than within it.
+Since a kernel ran last, all the others have: its code, its output and the translations of its pages have gone from the
+caches of its cores. Weights come from memory: they are flushed from all caches. Activations come from the kernel
+before, which ran on the same threads but shared its work out in its own way: about half of what a thread reads was
+written by another core. Timed in a loop, with everything warm in the right core, kernels of a real detector were a
+fifth faster than within it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
+import mmap
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
+
+from layoutsearch.measure.caches import describe_caches
 
 PREPARE = "layoutsearch.server.operand_state"
 """Global function of the server: positions of the cold arguments ("0,3" or "") -> name of a function to run before a
 kernel, with the kernel's arguments."""
-PROTOCOL = "operands1"
+PROTOCOL = "operands2"
 """Names this way of timing; raised whenever the times it gives come to mean something else."""
 
 _FLUSH = "cache_flush_cpu_non_first_arg"
 # Pieces a thread of the kernel before wrote, alternating between threads.
 _PIECES_PER_THREAD = 2
+# Pages that each thread touches: more than translation buffers hold.
+_PAGES, _PAGE_BYTES = 8192, 4096
+# Read by each thread, in units of a core's second cache.
+_CACHE_SHARE = 2
+_USUAL_CACHE_BYTES = 1 << 20
 _LAMBDA = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
 
@@ -50,13 +63,14 @@ def register() -> bool:
 
 
 class _Preparation:
-    """Flushes the cold arguments and rewrites the others, but for the last: the output."""
+    """Has other work done on all threads, flushes the cold arguments, rewrites the others but for the output."""
 
     def __init__(
         self, launch: Any, threads: Callable[[], int], flush: Callable[..., None], cold: Sequence[int]
     ) -> None:
         self._launch, self._threads, self._flush, self._cold = launch, threads, flush, frozenset(cold)
         self._spans: list[tuple[int, int]] = []
+        self._scratch: list[_Scratch] = []
         self._count = 1
         self._callback = _LAMBDA(self._rewrite)
         # Through the C library of the process: the call lets go of the interpreter, so the threads do run together.
@@ -73,10 +87,12 @@ class _Preparation:
         sizes = [math.prod(a.shape) * (int(a.dtype.bits) // 8) for a in warm]
         self._spans = [(a.data_ptr(), size) for a, size in zip(warm, sizes, strict=True) if size]
         self._count = int(self._threads())
-        if self._spans:
-            self._launch(self._callback, None, ctypes.c_int(self._count))
+        while len(self._scratch) < self._count:
+            self._scratch.append(_Scratch())
+        self._launch(self._callback, None, ctypes.c_int(self._count))
 
     def _rewrite(self, task: int, _environment: int, _data: int) -> int:
+        self._scratch[task].touch()
         pieces = self._count * _PIECES_PER_THREAD
         for start, size in self._spans:
             step = -(-size // pieces)
@@ -87,3 +103,26 @@ class _Preparation:
                     # Onto itself: every line is written, no byte changes, no second buffer crowds the caches.
                     self._move(start + begin, start + begin, length)
         return 0
+
+
+class _Scratch:
+    """Memory of one thread, touched in place of what the other kernels of a model touch."""
+
+    def __init__(self) -> None:
+        memory = mmap.mmap(-1, _PAGES * _PAGE_BYTES)
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+        self._pages = np.frombuffer(memory, np.uint8)
+        self._lines = np.zeros(_CACHE_SHARE * _second_cache_bytes() // 8, np.int64)
+
+    def touch(self) -> None:
+        """Evict what the thread's core holds of a kernel."""
+        self._pages[::_PAGE_BYTES] += 1
+        self._lines.sum()
+
+
+@functools.cache
+def _second_cache_bytes() -> int:
+    """Of one core; the usual size where the system does not tell."""
+    found = [cache["bytes"] for cache in describe_caches() if cache["level"] == 2]
+    return found[0] if found else _USUAL_CACHE_BYTES
