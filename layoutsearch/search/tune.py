@@ -138,7 +138,9 @@ class _Run:
         state = self._explored(campaign, search, reserve if best else 0.0)
         pool.bound = Bound(state.lower_bound_us, state.strict_bound_us, CONFIDENCE) if state else None
         if not self.budget.interrupted:
-            best = self.decision.decide(self.options.trials, self.options.seed, incumbent, self.run_file) or best
+            # The first plan of a run that was stopped was never timed, and its like competes anyway.
+            rival = incumbent if incumbent is not None and incumbent.validation["plan_us"] else None
+            best = self.decision.decide(self.options.trials, self.options.seed, rival, self.run_file) or best
             for solution, us in self.decision.timed:
                 campaign.note_whole(solution, us)
         learned.keep(setup.skeleton, lab, self.decision.wholes)
