@@ -67,11 +67,10 @@ def solve_wide(problem: LayoutProblem, *, time_limit_s: float, max_cells: int) -
     left, dual = _tightened(problem, state, time.monotonic() + _DUAL_SHARE * time_limit_s)
     gap, bound = state.cost - state.bound, state.bound
     for k, guess in enumerate(_GUESSES):
-        if state.cost - state.bound <= _PROVEN_GAP * abs(state.cost):
+        if state.cost - state.bound <= _PROVEN_GAP * abs(state.cost) or time.monotonic() > deadline:
             break
         until = time.monotonic() + (deadline - time.monotonic()) / (len(_GUESSES) - k)
-        if not _guessed(problem, left, dual, min(bound + guess * gap, state.cost), state, until, max_cells):
-            break
+        _guessed(problem, left, dual, min(bound + guess * gap, state.cost), state, until, max_cells)
     proven = state.cost - state.bound <= _PROVEN_GAP * abs(state.cost)
     return MilpResult(state.assignment, state.cost, min(state.cost, state.bound), proven)
 
@@ -123,12 +122,12 @@ def _guessed(
     state: _State,
     deadline: float,
     max_cells: int,
-) -> bool:
-    """Solve with the candidates that a cost of `upper` allows and improve `state`; False if time ran out."""
+) -> None:
+    """Solve with the candidates that a cost of `upper` allows, as far as there is time, and improve `state`."""
     kept = dual.kept(upper)
     if not all(kept):
         state.bound = max(state.bound, upper)
-        return True
+        return
     reduced = reduce_problem(restricted(left, dict(enumerate(kept))))
     assignment = list(reduced.assignment)
     slack, proven = 0.0, True
@@ -147,14 +146,13 @@ def _guessed(
                 assignment[i] = kept_of[a]
     except NoAssignmentError:
         # Nothing so cheap exists, or HiGHS had no time to find it: no news either way.
-        return time.monotonic() < deadline
+        return
     cost = problem.evaluate(assignment).total
     if cost < state.cost:
         state.cost, state.assignment = cost, tuple(assignment)
     # Whatever was left out costs more than `upper`.
     least = cost if proven else cost - slack
     state.bound = min(state.cost, max(state.bound, min(upper, least)))
-    return proven
 
 
 def _within(kept: Sequence[Sequence[int]], chosen: Sequence[int]) -> tuple[int, ...] | None:
