@@ -18,11 +18,11 @@ from typing import Any
 from layoutsearch.layout.graph import LayoutGraph
 from layoutsearch.measure.models import SAMPLE_S
 from layoutsearch.measure.records import canonical_json
+from layoutsearch.measure.results import undisturbed_us
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.replay.clock import SimulatedBudget
 from layoutsearch.replay.lab import WORKERS
 from layoutsearch.replay.table import Table, TableError
-from layoutsearch.search.known import undisturbed_us
 from layoutsearch.search.reporter import Reporter, Silent
 from layoutsearch.search.whole import Built
 

@@ -27,7 +27,7 @@ GOLDEN = Path(__file__).with_name("golden")
 
 ADVICE = """
 A search on a recorded table comes to another end than it did. The table has not changed: how it is read, what a replay
-reveals of it, or the exact solver has. If that is meant, run
+reveals of it, what counts of some samples, or the exact solver has. If that is meant, run
 
     pytest tests/replay/test_golden.py --update-golden
 """
