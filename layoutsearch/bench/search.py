@@ -16,16 +16,13 @@ import pandas as pd
 from layoutsearch.bench.samplers import METHODS, measured_shares
 from layoutsearch.cost.bounds import Bounds
 from layoutsearch.cost.model import CostModel
-from layoutsearch.cost.rows import KernelRow, TransformRow
 from layoutsearch.cost.train import Rows, fit_from, rows_of_table
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.measure.profile import DeviceProfile
 from layoutsearch.replay.lab import ReplayLab
 from layoutsearch.replay.table import Table
 from layoutsearch.schedule.target import TargetInfo
-from layoutsearch.search.known import Request
 from layoutsearch.search.lazy import LazySearch
-from layoutsearch.search.racing import FULL_TRIES, REFINE_SAMPLES
 from layoutsearch.search.solve import solve
 from layoutsearch.targets import as_target
 
@@ -59,14 +56,9 @@ class Case:
     @cached_property
     def model(self) -> CostModel:
         """Fitted to the other models."""
-        return self.refit((), ())
-
-    def refit(self, kernels: Sequence[KernelRow], transforms: Sequence[TransformRow]) -> CostModel:
-        """Fitted to the other models and to what a search measured of this one."""
         header = self.table.header
         target = TargetInfo.from_target(as_target(dict(header.target)), header.threads)
-        rows = Rows(tuple(kernels), tuple(transforms))
-        return fit_from([self.others, rows], self.profile, target=target, seed=self.seed)
+        return fit_from([self.others], self.profile, target=target, seed=self.seed)
 
     @cached_property
     def optimum_us(self) -> float:
@@ -131,13 +123,11 @@ def ours(case: Case, seed: int) -> Iterator[dict[str, float]]:
     """Points of the lazy exact search: within each limit it measures all that is worth it."""
     lab = ReplayLab(case.table)
     bounds = Bounds(case.profile) if case.profile is not None else None
-    search = LazySearch(case.table.skeleton, lab, case.model, bounds, seed=seed, gap=0.0, refit=case.refit)
+    search = LazySearch(case.table.skeleton, lab, case.model, bounds, seed=seed, gap=0.0)
     for limit in LIMITS:
-        if limit == 1.0:
-            _measure_all(case.table, lab)
-        else:
+        if limit < 1.0:
             _search_to(search, math.floor(limit * search.state().candidates))
-        state = search.state()
+        state = search.state() if limit < 1.0 else search.exhaust()
         yield {
             "limit": limit,
             "share": state.measured / max(1, state.candidates),
@@ -157,9 +147,3 @@ def _search_to(search: LazySearch, candidates: int) -> None:
         enough = state.measured >= candidates and sum(s.worth_us for s in steps) < _NOTICED * state.cost_us
         if not steps or enough or not search.measure(steps):
             return
-
-
-def _measure_all(table: Table, lab: ReplayLab) -> None:
-    lab.measure([Request(workload, choice, FULL_TRIES) for workload, choice in table.candidates])
-    lab.measure_transforms(table.skeleton.keys.values())
-    lab.refine([Request(workload, choice, FULL_TRIES) for workload, choice in table.candidates], REFINE_SAMPLES)

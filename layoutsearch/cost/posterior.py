@@ -115,8 +115,12 @@ class Posterior:
         return self._parts
 
     def mean(self) -> FloatArray:
-        """Expected costs in us, shape (entries,)."""
-        found = np.exp(self._mu + self._sigma**2 / 2) * mean_factor(self._own)
+        """Expected costs in us, shape (entries,).
+
+        Of the parts of the error that many costs share the median counts: it compares alternatives whose errors go
+        together, and how wide those parts are stated is the least certain of all.
+        """
+        found = np.exp(self._mu) * mean_factor(self._own)
         found[self._seen] = self._expected
         return self._bounded(found)
 

@@ -15,6 +15,7 @@ from layoutsearch.cost.mixture import Prior
 from layoutsearch.cost.model import CostModel, Prediction
 from layoutsearch.cost.posterior import Evidence, Posterior
 from layoutsearch.cost.rows import KernelRow, TransformRow
+from layoutsearch.layout.layout import Layout
 from layoutsearch.search.cost_index import CostIndex, FloatArray, IntArray
 from layoutsearch.search.known import Known, Lab, undisturbed_us
 
@@ -58,7 +59,8 @@ class Beliefs:
         self._kernel_labels = _numbered([k for k, _ in kinds]), index.groups, _numbered(kinds)
         moves = index.transforms
         tensors = _numbered([k.workload for k in moves])
-        self._transform_labels = np.zeros_like(tensors), tensors, _numbered([k.candidate for k in moves])
+        turns = _numbered([(_order(k.source), _order(k.target)) for k in moves])
+        self._transform_labels = turns, tensors, _numbered([k.candidate for k in moves])
         kernel_floor = [bounds.kernel_us(w.facts, c) for w, c in index.pairs] if bounds else [0.0] * len(index.pairs)
         transform_floor = [bounds.transform_us(k) for k in moves] if bounds else [0.0] * len(moves)
         self._floors = np.array(kernel_floor, dtype=np.float64), np.array(transform_floor, dtype=np.float64)
@@ -185,6 +187,11 @@ def _prior(
     log_us = np.maximum(prediction.log_us, np.log(np.maximum(floor, 1e-9)))
     between = prediction.sigma * math.sqrt(spread.share)
     return Prior(log_us, between, np.sqrt(prediction.sigma**2 - between**2), *labels, floor)
+
+
+def _order(layout: Layout) -> str:
+    """The layout without its block sizes: layout changes between two such orders walk memory alike."""
+    return "".join(axis.letter for axis in layout.axes)
 
 
 def _numbered(keys: Sequence[Any]) -> IntArray:

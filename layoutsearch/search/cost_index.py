@@ -16,6 +16,7 @@ from layoutsearch.search.workloads import Workload
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.intp]
+BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class CostIndex:
         return np.repeat(np.arange(len(sizes), dtype=np.intp), sizes)
 
     @cached_property
-    def free(self) -> npt.NDArray[np.bool_]:
+    def free(self) -> BoolArray:
         """Whether the workload of each pair has a choice."""
         return np.bincount(self.groups)[self.groups] > 1 if self.pairs else np.zeros(0, dtype=np.bool_)
 

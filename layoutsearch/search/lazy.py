@@ -29,6 +29,8 @@ from layoutsearch.search.skeleton import Skeleton
 
 # Draws behind a state: the 5 % quantile rests on a dozen of them, and solving them takes some hundredths of a second.
 _DRAWS = 256
+# More schedules than any candidate has.
+_EVERY = 1_000_000
 # Part of the drawn optima that have to use a candidate for it to be timed again at the end.
 _CONTENDS = 0.05
 
@@ -47,8 +49,9 @@ class LazySearch:
         seed: of all draws.
         call_us: what the model's runtime adds to every kernel and transform.
         gap: to stop at.
-        refit: fits a model anew when enough of this run is measured. Without a model the default is to fit to this
-            run's measurements alone; with one, not to fit again.
+        refit: where there is no model: makes one, of no rows first and of this run's when there are enough. The
+            default fits with the profile of `bounds`. A model of other runs is not fitted again: what this run says of
+            its errors is in the posterior, and would not be if the model had seen it.
         reporter: hears of stages and steps.
     """
 
@@ -71,6 +74,8 @@ class LazySearch:
         if model is None:
             refit = refit or (lambda kernels, transforms: CostModel.fit(kernels, transforms, profile))
             model = refit((), ())
+        else:
+            refit = None
         self.solver = BatchSolver(skeleton)
         self.index = self.solver.index
         self.beliefs = Beliefs(self.index, lab, model, bounds, refit, call_us)
@@ -143,6 +148,15 @@ class LazySearch:
             found = [s for s in found if s.pair is None or s.pair not in late]
         return racing.batch(found)
 
+    def exhaust(self) -> SearchState:
+        """Measure everything there is: then the solution is the optimum, and both bounds are its cost."""
+        self._lab.measure([Request(workload, choice, _EVERY) for workload, choice in self.index.pairs])
+        self._lab.measure_transforms(self.index.transforms)
+        self._update()
+        while self._again(range(len(self.index.pairs)), None, 0.0, _EVERY):
+            pass
+        return self.state()
+
     def _is_new(self, pair: int) -> bool:
         return bool(self.index.free[pair]) and not self.beliefs.measured[pair]
 
@@ -201,11 +215,11 @@ class LazySearch:
             if not self._again(pairs.tolist(), budget, reserve_s):
                 return
 
-    def _again(self, pairs: Sequence[int], budget: Budget | None, reserve_s: float) -> bool:
+    def _again(self, pairs: Sequence[int], budget: Budget | None, reserve_s: float, schedules: int = REFINED) -> bool:
         """Time the fastest schedules of some pairs again; whether anything became known, by this or before it."""
         where = [self.index.pairs[k] for k in pairs]
         before = [self._lab.of(*pair).best for pair in where]
-        self._lab.refine([Request(*pair, REFINED) for pair in where], REFINE_SAMPLES, reserve_s)
+        self._lab.refine([Request(*pair, schedules) for pair in where], REFINE_SAMPLES, reserve_s)
         if budget is None or not budget.over(reserve_s):
             # What is as it was had its samples; it will not become more certain than this.
             same = [k for k, pair, best in zip(pairs, where, before, strict=True) if self._lab.of(*pair).best == best]

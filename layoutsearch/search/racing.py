@@ -16,7 +16,7 @@ import numpy as np
 from layoutsearch.cost.improvement import FULL_TRIES
 from layoutsearch.layout.transform import TransformKey
 from layoutsearch.search.beliefs import Beliefs
-from layoutsearch.search.cost_index import CostIndex, FloatArray, IntArray
+from layoutsearch.search.cost_index import BoolArray, CostIndex, FloatArray, IntArray
 from layoutsearch.search.gap import Draws, SearchState
 from layoutsearch.search.known import Request
 
@@ -30,6 +30,8 @@ REFINE_SAMPLES = 21
 # What a step costs, in units of one schedule: every build has to lower the kernel and link first; timing one again
 # takes three times as many samples.
 _BUILD, _AGAIN = 1.5, 2.0
+# What is not tried, and used by the present solution and the drawn optimum alike, widens the gap but decides nothing.
+_AGREED = 0.25
 # Steps worth less than this part of the batch's best wait for better knowledge.
 _WORTHWHILE = 0.05
 
@@ -67,8 +69,8 @@ def steps(index: CostIndex, beliefs: Beliefs, state: SearchState, draws: Draws) 
     """All steps that are worth anything, best rate first; frozen kernels decide nothing, but widen the gap as well."""
     kernels, transforms = beliefs.present()
     now = np.array([state.solution], dtype=np.intp)
-    worth = _counted_on(draws.uses, index.uses(now)[0], kernels, draws.costs[0])
-    moves = _counted_on(draws.pays, index.pays(now)[0], transforms, draws.costs[1])
+    worth = _counted_on(draws.uses, index.uses(now)[0], kernels, draws.costs[0], beliefs.measured)
+    moves = _counted_on(draws.pays, index.pays(now)[0], transforms, draws.costs[1], beliefs.moved)
     evidence = beliefs.kernel_evidence
     open_pairs = (worth > 0) & ~evidence.final & ~evidence.dead
     found = [_step(index, beliefs, int(k), float(worth[k])) for k in np.flatnonzero(open_pairs)]
@@ -100,7 +102,7 @@ def _step(index: CostIndex, beliefs: Beliefs, k: int, worth_us: float) -> Step:
     return Step(Request(workload, choice, after), worth_us * part, _BUILD + after - tries, k)
 
 
-def _counted_on(uses: IntArray, now: IntArray, known: FloatArray, drawn: FloatArray) -> FloatArray:
+def _counted_on(uses: IntArray, now: IntArray, known: FloatArray, drawn: FloatArray, tried: BoolArray) -> FloatArray:
     """Mean over the draws of what their optima count on, in us.
 
     Args:
@@ -108,9 +110,11 @@ def _counted_on(uses: IntArray, now: IntArray, known: FloatArray, drawn: FloatAr
         now: how often the present solution does.
         known: what is known of each cost, `inf` for what does not run.
         drawn: shape (draws, costs).
+        tried: whether more tries of it are a gain, not only knowledge.
     """
     finite = np.where(np.isfinite(known), known, 0.0)
     with np.errstate(invalid="ignore"):
-        lower = np.where(uses > 0, uses * np.maximum(finite - drawn, 0.0), 0.0)
+        weight = np.maximum(uses - now, 0) + np.where(tried, 1.0, _AGREED) * np.minimum(uses, now)
+        lower = np.where(weight > 0, weight * np.maximum(finite - drawn, 0.0), 0.0)
         higher = np.where(uses < now, (now - uses) * np.maximum(drawn - finite, 0.0), 0.0)
     return (lower + np.where(np.isfinite(higher), higher, 0.0)).mean(axis=0)
