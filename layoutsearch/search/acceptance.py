@@ -18,7 +18,8 @@ from scipy import stats
 # The default budget, chosen by simulation with the noise of real runs: the ratio of two models varies by 0.3 to 1.5 %
 # from start to start and by 1 to 5 % from round to round. A start costs a second or more, a round some 0.05 s. Four
 # starts, of however many rounds, find a true gain of 3 % in two thirds of the cases at most where starts differ by 1 %;
-# ten starts of six rounds do in nearly all. `bench acceptance` asks a device.
+# ten starts of six rounds do in nine of ten. Where one start in ten is 8 % slower for one side, they do in little more
+# than half. `bench acceptance` asks a device.
 FINAL_STARTS = 10
 ROUNDS_PER_START = 6
 FINAL_ROUNDS = FINAL_STARTS * ROUNDS_PER_START
