@@ -39,7 +39,7 @@ from layoutsearch.targets import as_target
 from layoutsearch.toolchain import require_toolchain
 
 # What timing the finalists takes, in seconds.
-_TIMING_S = 15.0
+_TIMING_S = 40.0
 # What is kept for the end of a run that found a plan of an earlier run, and so does not know what a build takes.
 _RESERVE_S = 60.0
 
