@@ -113,7 +113,8 @@ class _Scratch:
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
             memory.madvise(mmap.MADV_NOHUGEPAGE)
         self._pages = np.frombuffer(memory, np.uint8)
-        self._lines = np.zeros(_CACHE_SHARE * _second_cache_bytes() // 8, np.int64)
+        # Written once: memory that never was is all one page.
+        self._lines = np.ones(_CACHE_SHARE * _second_cache_bytes() // 8, np.int64)
 
     def touch(self) -> None:
         """Evict what the thread's core holds of a kernel."""
