@@ -99,9 +99,18 @@ class ReplayLab:
 
     def recall(self, requests: Sequence[Request], keys: Iterable[TransformKey] = ()) -> bool:
         """See `Lab`."""
-        found = [self._memory.recall(r.workload.key, _text(r.choice), r.tries) for r in requests]
-        found += [self._memory.recall(key.workload, key.candidate, 1) for key in keys]
+        found = [self._recall(r.workload.key, _text(r.choice), r.tries) for r in requests]
+        found += [self._recall(key.workload, key.candidate, 1) for key in keys]
         return any(found)
+
+    def _recall(self, workload: str, candidate: str, tries: int) -> bool:
+        if not self._memory.recall(workload, candidate, tries):
+            return False
+        known, attempts = self._of(workload, candidate), self._table.attempts(workload, candidate)
+        # Killed between the last try and the word that there is no other.
+        if not known.closed and all(a.schedule in known.tries for a in attempts if a.schedule != WHOLE):
+            self._close(workload, candidate, attempts)
+        return True
 
     def measure(self, requests: Sequence[Request], reserve_s: float = 0.0) -> None:
         """Reveal tries until each request has its number or the budget is over."""

@@ -155,6 +155,27 @@ def test_a_resumed_run_recalls_before_it_measures(table: Table, tmp_path: Path) 
         assert not resumed.recall(requests(table, TRIES), table.skeleton.keys.values())
 
 
+def test_a_run_killed_before_the_last_word_on_a_candidate_says_it_when_resumed(table: Table, tmp_path: Path) -> None:
+    workload, choice = table.candidates[0]
+    last = [a for a in table.attempts(workload.key, str(choice or "")) if a.schedule != WHOLE][-1]
+    request, key = Request(workload, choice, TRIES), next(iter(table.skeleton.keys.values()))
+    with RecordStore(tmp_path / "whole.sqlite") as store:
+        ReplayLab(table, store).measure([request])
+        ReplayLab(table, store).measure_transforms([key])
+        rows = list(store.records())
+    assert [r.schedule for r in rows].count(WHOLE) == 2
+    with RecordStore(tmp_path / "torn.sqlite") as store:
+        began = store.mark()
+        store.add(*(row for row in rows if row.schedule != WHOLE))
+        resumed = ReplayLab(table, store, began=began)
+        assert resumed.recall([request], [key])
+        assert resumed.of(workload, choice).closed
+        assert resumed.transform(key).closed
+        assert list(resumed.of(workload, choice).tries)[-1] == last.schedule
+        assert [r.schedule for r in store.records()][-2:] == [WHOLE, WHOLE]
+        assert resumed.measured == 0
+
+
 def test_records_of_another_table_are_not_mixed_up(table: Table, setup: ModelSetup, tmp_path: Path) -> None:
     other = made_table(setup, seed=9)
     with RecordStore(tmp_path / "r.sqlite") as store:
