@@ -66,7 +66,7 @@ class Beliefs:
         self._floors = np.array(kernel_floor, dtype=np.float64), np.array(transform_floor, dtype=np.float64)
         self._priors = self._predicted(model)
         # Pairs and schedules whose times will not get more certain: to time them again brought nothing.
-        self._certain: set[tuple[int, str]] = set()
+        self._certain: dict[int, set[str]] = {}
         self._stamp: bytes = b""
         self.update()
 
@@ -74,7 +74,7 @@ class Beliefs:
         """Read the lab; whether anything changed."""
         kernels = [self._lab.of(w, c) for w, c in self.index.pairs]
         transforms = [self._lab.transform(k) for k in self.index.transforms]
-        noise = [_noise(known, {s for i, s in self._certain if i == k}) for k, known in enumerate(kernels)]
+        noise = [_noise(known, self._certain.get(k, set())) for k, known in enumerate(kernels)]
         seen, moved = _evidence(kernels, noise), _evidence(transforms)
         stamp = b"".join(a.tobytes() for e in (seen, moved) for a in (e.best_us, e.tries, e.closed, e.noise))
         if stamp == self._stamp:
@@ -95,8 +95,10 @@ class Beliefs:
 
     def take_as_certain(self, pairs: Iterable[int]) -> None:
         """The fastest times of these will not get more certain than they are."""
-        best = {k: self._lab.of(*self.index.pairs[k]).best for k in pairs}
-        self._certain |= {(k, found[0]) for k, found in best.items() if found}
+        for k in pairs:
+            best = self._lab.of(*self.index.pairs[k]).best
+            if best is not None:
+                self._certain.setdefault(k, set()).add(best[0])
 
     @property
     def measured(self) -> np.ndarray:

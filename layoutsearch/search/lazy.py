@@ -29,6 +29,8 @@ from layoutsearch.search.skeleton import Skeleton
 
 # Draws behind a state: the 5 % quantile rests on a dozen of them, and solving them takes some hundredths of a second.
 _DRAWS = 256
+# The same where each instance is solved alone: some tenths of a second each.
+_DRAWS_ALONE = 40
 # More schedules than any candidate has.
 _EVERY = 1_000_000
 # Part of the drawn optima that have to use a candidate for it to be timed again at the end.
@@ -166,23 +168,36 @@ class LazySearch:
         Ends with `finish`.
         """
         self._reporter.stage("kernels", self.state().candidates)
+        while self._explore(budget, reserve_s):
+            # What is timed again may turn out slower, and others be worth a look.
+            if self.finish(budget, reserve_s).gap <= self._wanted:
+                break
+        return self.finish(budget, reserve_s)
+
+    def _explore(self, budget: Budget, reserve_s: float) -> bool:
+        """Measure until the gap is as wanted, or nothing that is left matters; whether anything was measured."""
+        any_measured = False
         while not budget.over(reserve_s) and self.state().gap > self._wanted:
             found = self.next_batch()
             if not found or not self.measure(found, budget, reserve_s):
                 break
+            any_measured = True
             state = self.state()
             self._reporter.best(
                 f"{state.cost_us / 1e3:.3f} ms, gap {state.gap:.1%}, {state.measured} of {state.candidates} candidates"
             )
-        return self.finish(budget, reserve_s)
+        return any_measured
 
     def finish(self, budget: Budget, reserve_s: float = 0.0) -> SearchState:
         """Measure what the best assignment uses, and time the contenders again, as far as the budget goes."""
-        self._settle(budget, reserve_s)
-        if not budget.over(reserve_s):
-            self._refine(budget, reserve_s)
+        while True:
             self._settle(budget, reserve_s)
-        return self.state()
+            pairs = self._contenders()
+            if budget.over(reserve_s) or not pairs:
+                return self.state()
+            self._reporter.stage("kernels, again", len(pairs))
+            if not self._again(pairs, budget, reserve_s):
+                return self.state()
 
     def measure(self, found: Sequence[racing.Step], budget: Budget | None = None, reserve_s: float = 0.0) -> bool:
         """Take steps; whether anything became known."""
@@ -202,18 +217,13 @@ class LazySearch:
             if not self._update():
                 return
 
-    def _refine(self, budget: Budget, reserve_s: float) -> None:
-        """Time the fastest schedules of the contenders again: the fastest of many is the luckiest as well."""
-        while not budget.over(reserve_s):
-            state, draws = self._judge()
-            often = (draws.uses > 0).mean(axis=0)
-            often[self.index.used(state.solution)] = 1.0
-            pairs = np.flatnonzero((often >= _CONTENDS) & (self.beliefs.kernel_evidence.noise > 0))
-            if not len(pairs):
-                return
-            self._reporter.stage("kernels, again", len(pairs))
-            if not self._again(pairs.tolist(), budget, reserve_s):
-                return
+    def _contenders(self) -> list[int]:
+        """What may be in the optimum and was timed in haste: the fastest of many such times is the luckiest as well."""
+        state, draws = self._judge()
+        often = (draws.uses > 0).mean(axis=0)
+        often[self.index.used(state.solution)] = 1.0
+        found = np.flatnonzero((often >= _CONTENDS) & (self.beliefs.kernel_evidence.noise > 0))
+        return [int(k) for k in found]
 
     def _again(self, pairs: Sequence[int], budget: Budget | None, reserve_s: float, schedules: int = REFINED) -> bool:
         """Time the fastest schedules of some pairs again; whether anything became known, by this or before it."""
@@ -235,7 +245,8 @@ class LazySearch:
     def _judge(self) -> tuple[SearchState, Draws]:
         self._update()
         if self._judged is None:
+            size = _DRAWS if self.solver.width is not None else _DRAWS_ALONE
             # The same numbers each time: a state depends on what is known, not on how often it was asked for.
-            draws = solved_draws(self.solver, self.beliefs, np.random.default_rng(self._seed), _DRAWS)
+            draws = solved_draws(self.solver, self.beliefs, np.random.default_rng(self._seed), size)
             self._judged = judge(self.solver, self.beliefs, draws), draws
         return self._judged
