@@ -26,8 +26,6 @@ FREEDOM, FARTHEST = 3.0, 8.0
 _SCALES = np.linspace(0.0, 2.0, 41)
 _AT = np.clip(stdtrit(FREEDOM, (np.arange(4000) + 0.5) / 4000), -FARTHEST, FARTHEST)
 _MEAN_FACTORS = np.exp(np.outer(_SCALES, _AT)).mean(axis=1)
-# Least variance of a measurement in log, so that no matrix is singular.
-JITTER = 1e-4
 # Factors to try; `Parts` has the medians of their priors. Stated spreads hold four errors in five whatever their tails,
 # so the scale of a t is smaller. They are those of convolutions, of which training has most; other kinds of kernels
 # were seen to be off by a half altogether.

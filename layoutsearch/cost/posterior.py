@@ -3,10 +3,10 @@
 The log of a cost is predicted up to an error with five independent parts: one that all costs share (the whole device is
 faster than the model thinks), one that all kernels of a kind share, one that the candidates of a workload share, one
 that the same layouts share across workloads of a kind, and the candidate's own. The last is Student's t, the others are
-normal: most candidates are
-predicted well, a few are not at all, and these must not tell of the others. Given how far out each measured candidate
-is, that is a Gaussian process, so every measurement also says something of what is not measured, in closed form. The
-model gives the sizes of the errors, `cost.mixture` finds what this run's own measurements say of them.
+normal: most candidates are predicted well, a few are not at all, and these must not tell of the others. Given how far
+out each measured candidate is, that is a Gaussian process, so every measurement also says something of what is not
+measured, in closed form. The model gives the sizes of the errors, `cost.mixture` finds what this run's own measurements
+say of them.
 
 A cost is what a candidate reaches at the end of its schedule search, timed with care: measured candidates may still
 get faster (`cost.improvement`), and a first short measurement may have been lucky.
@@ -23,15 +23,19 @@ import numpy.typing as npt
 from scipy.special import ndtri, stdtrit
 
 from layoutsearch.cost.improvement import FULL_TRIES, Improvement
-from layoutsearch.cost.mixture import FARTHEST, FREEDOM, JITTER, Parts, Prior, covariance, fit_mixture, mean_factor
+from layoutsearch.cost.mixture import FARTHEST, FREEDOM, Mixture, Parts, Prior, covariance, fit_mixture, mean_factor
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.intp]
 BoolArray = npt.NDArray[np.bool_]
 
+# Least variance of a measurement in log, so that no matrix is singular.
+_JITTER = 1e-4
 # The fastest of a few noisy times is lucky by this part of the noise: between the 0.56 of two normal draws and the 0 of
-# one schedule far ahead of the rest; 0.6 was seen over 400 schedules of ResNet-50 that were timed again.
-_LUCK = 0.6
+# one schedule far ahead of the rest; 0.5 was seen over 850 schedules that were timed again.
+_LUCK = 0.5
+# Variance of such a t, of scale 1, without its few farthest.
+_SPREAD = 2.0
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Evidence:
         best_us: the fastest so far; infinite where nothing ran.
         tries: schedules tried.
         closed: whether no more will be tried.
-        noise: standard deviation in log of the time of the fastest.
+        noise: scale in log of the error of the fastest time, Student's t like that of a prediction.
     """
 
     best_us: FloatArray
@@ -77,9 +81,19 @@ class Evidence:
 
 
 class Posterior:
-    """Costs given a prior and evidence. Entries of which nothing runs cost `inf`."""
+    """Costs given a prior and evidence. Entries of which nothing runs cost `inf`.
 
-    def __init__(self, prior: Prior, evidence: Evidence, improvement: Improvement | None = None) -> None:
+    Args:
+        prior: what is predicted.
+        evidence: what was measured.
+        improvement: how searches of schedules go on.
+        independent: whether the model has not seen the evidence. Else the residuals say nothing of its errors, and
+            their sizes stay as the model states them.
+    """
+
+    def __init__(
+        self, prior: Prior, evidence: Evidence, improvement: Improvement | None = None, independent: bool = True
+    ) -> None:
         self._prior, self._evidence = prior, evidence
         self._improvement = improvement or Improvement()
         self._seen = np.flatnonzero(evidence.seen)
@@ -87,27 +101,27 @@ class Posterior:
         self._tries, self._noise = tries, evidence.noise[self._seen]
         gain, variance, factor = self._improvement.moments(tries)
         self._log_now = np.log(evidence.typical_us[self._seen])
-        self._expected = np.exp(self._log_now + self._noise**2 / 2) * factor
-        self._known_variance = variance + self._noise**2
+        self._expected = np.exp(self._log_now) * mean_factor(self._noise) * factor
         self._residual = self._log_now - gain - prior.log_us[self._seen]
-        self._variance = self._known_variance + JITTER
-        fit = fit_mixture(prior, self._seen, self._residual, self._variance)
+        self._variance = variance + _SPREAD * self._noise**2 + _JITTER
+        fit = Mixture(Parts(), np.ones(len(self._seen)))
+        if independent:
+            fit = fit_mixture(prior, self._seen, self._residual, self._variance)
         self._parts = fit.parts
         inner = covariance(prior, self._seen, self._seen, fit.parts) + np.diag(self._variance)
         inner += np.diag(fit.parts.own * prior.within[self._seen] ** 2 * fit.spread)
         cross = covariance(prior, np.arange(len(prior.log_us)), self._seen, fit.parts)
         # Weights of the measured residuals in the conditional mean of the shared parts; shape (entries, measured).
         self._weights = np.linalg.solve(inner, cross.T).T if len(self._seen) else cross
-        total = (
-            fit.parts.shared + fit.parts.kind + fit.parts.group
-        ) * prior.between**2 + fit.parts.family * prior.within**2
+        between = fit.parts.shared + fit.parts.kind + fit.parts.group
+        total = between * prior.between**2 + fit.parts.family * prior.within**2
         self._own = np.sqrt(fit.parts.own) * prior.within
         self._sigma = np.sqrt(np.maximum(total - (self._weights * cross).sum(axis=1), 0.0))
         self._mu = prior.log_us + self._weights @ self._residual
         # How the measured entries' own errors are drawn before they are corrected: as far out as they are.
         self._own_seen = self._own[self._seen] * np.sqrt(fit.spread)
         # No measured time is below what nothing can beat; if one is, the bound is wrong, and the time counts.
-        self._floor = np.minimum(prior.floor, np.exp(-2 * evidence.noise) * evidence.best_us)
+        self._floor = np.minimum(prior.floor, np.exp(-3 * evidence.noise) * evidence.best_us)
 
     @property
     def parts(self) -> Parts:
@@ -129,13 +143,16 @@ class Posterior:
         z, t = float(ndtri(quantile)), float(stdtrit(FREEDOM, quantile))
         found = np.exp(self._mu - np.hypot(z * self._sigma, t * self._own))
         gain = self._improvement.quantile(self._tries, quantile)
-        found[self._seen] = np.exp(self._log_now - np.hypot(gain, z * self._noise))
+        found[self._seen] = np.exp(self._log_now - np.hypot(gain, t * self._noise))
         return self._bounded(found)
 
     def strict(self) -> FloatArray:
-        """What no cost is below, in us: times where all is known, else the floor; shape (entries,)."""
-        known = np.where(self._evidence.final, self._evidence.best_us, self._floor)
-        return np.where(self._evidence.dead, np.inf, known)
+        """What no cost is below, in us: times where the search of schedules is over, else the floor; shape (entries,).
+
+        A time that was measured in haste counts less three times its noise.
+        """
+        timed = np.maximum(self._evidence.best_us * np.exp(-3 * self._evidence.noise), self._floor)
+        return np.where(self._evidence.dead, np.inf, np.where(self._evidence.over, timed, self._floor))
 
     def draw(self, rng: np.random.Generator, size: int = 1) -> FloatArray:
         """Costs in us, drawn together; shape (size, entries).
@@ -152,10 +169,10 @@ class Posterior:
         ):
             each = rng.standard_normal((size, int(labels.max(initial=-1)) + 1))
             error = error + scale * each[:, labels]
-        own = self._own * np.clip(rng.standard_t(FREEDOM, (size, n)), -FARTHEST, FARTHEST)
+        own = self._own * _student(rng, (size, n))
         final = self._log_now - self._improvement.draw(self._tries, rng, size)
-        final += self._noise * rng.standard_normal(final.shape)
-        jitter = math.sqrt(JITTER) * rng.standard_normal(final.shape)
+        final += self._noise * _student(rng, final.shape)
+        jitter = math.sqrt(_JITTER) * rng.standard_normal(final.shape)
         apart = self._own_seen * rng.standard_normal(final.shape)
         wrong = final - prior.log_us[self._seen] - error[:, self._seen] - apart - jitter
         found = np.exp(prior.log_us + error + own + wrong @ self._weights.T)
@@ -164,3 +181,7 @@ class Posterior:
 
     def _bounded(self, us: FloatArray) -> FloatArray:
         return np.where(self._evidence.dead, np.inf, np.maximum(us, self._floor))
+
+
+def _student(rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
+    return np.clip(rng.standard_t(FREEDOM, shape), -FARTHEST, FARTHEST)

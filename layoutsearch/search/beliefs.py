@@ -27,9 +27,9 @@ _REFIT_FROM = 30
 _CURVE_TRIES = 3
 # Samples of a first measurement; more say that it was timed again, with care.
 _FIRST_SAMPLES = 7
-# Standard deviation in log of a first measurement against the later one (0.035 over 400 schedules of ResNet-50 on a
-# quiet machine), and what a spread of its samples adds to that (a machine that is not).
-_NOISE, _NOISE_OF_SPREAD = 0.03, 1 / 3
+# Scale in log of the error of a first measurement, and what a spread of its samples adds to that: between what was seen
+# of 400 schedules on a quiet machine and of 430 on one that was not.
+_NOISE, _NOISE_OF_SPREAD = 0.035, 0.4
 # The name under which this run's rows join those of other models.
 _THIS_RUN = "this run"
 
@@ -54,7 +54,7 @@ class Beliefs:
         self, index: CostIndex, lab: Lab, model: CostModel, bounds: Bounds | None, refit: Refit | None, call_us: float
     ) -> None:
         self.index, self._lab, self._bounds, self._refit, self._call_us = index, lab, bounds, refit, call_us
-        self._next_fit = _REFIT_FROM
+        self._next_fit, self._refitted = _REFIT_FROM, False
         kinds = [(w.facts.kind, str(c) if c is not None else "") for w, c in index.pairs]
         self._kernel_labels = _numbered([k for k, _ in kinds]), index.groups, _numbered(kinds)
         moves = index.transforms
@@ -82,15 +82,15 @@ class Beliefs:
         self._stamp, self.kernel_evidence, self.transform_evidence = stamp, seen, moved
         if self._refit is not None and int(seen.seen.sum()) >= self._next_fit:
             self._next_fit = 2 * int(seen.seen.sum())
-            self._priors = self._predicted(self._refit(*self._rows()))
+            self._priors, self._refitted = self._predicted(self._refit(*self._rows())), True
         curves = [
             [undisturbed_us(m) for m in known.tries.values()]
             for known, over in zip(kernels, seen.over, strict=True)
             if over and len(known.tries) >= _CURVE_TRIES
         ]
         self.improvement = Improvement.fit(curves)
-        self.kernels = Posterior(self._priors[0], seen, self.improvement)
-        self.transforms = Posterior(self._priors[1], moved, self.improvement)
+        self.kernels = Posterior(self._priors[0], seen, self.improvement, independent=not self._refitted)
+        self.transforms = Posterior(self._priors[1], moved, self.improvement, independent=not self._refitted)
         return True
 
     def take_as_certain(self, pairs: Iterable[int]) -> None:
