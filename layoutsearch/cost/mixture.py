@@ -28,13 +28,14 @@ _AT = np.clip(stdtrit(FREEDOM, (np.arange(4000) + 0.5) / 4000), -FARTHEST, FARTH
 _MEAN_FACTORS = np.exp(np.outer(_SCALES, _AT)).mean(axis=1)
 # Factors to try; `Parts` has the medians of their priors. Stated spreads hold four errors in five whatever their tails,
 # so the scale of a t is smaller. They are those of convolutions, of which training has most; other kinds of kernels
-# were seen to be off by a half altogether.
+# were seen to be off by a half altogether. What is measured first is what the model thinks fast, where it knows most:
+# so a candidate's own error is never taken for much smaller than stated.
 _FACTORS = {
     "shared": (0.02, 0.06, 0.2, 0.6, 2.0, 6.0),
     "kind": (0.1, 0.3, 1.0, 3.0),
     "group": (0.1, 0.25, 0.6, 1.5, 4.0),
     "family": (0.02, 0.08, 0.25, 0.8, 2.5),
-    "own": (0.04, 0.1, 0.25, 0.6, 1.5, 4.0),
+    "own": (0.2, 0.4, 0.8, 1.6, 4.0),
 }
 # Width of the prior in log variance: some ten measurements overrule it.
 _WIDTH = 1.0
@@ -72,7 +73,7 @@ class Parts:
     kind: float = 1.0
     group: float = 0.5
     family: float = 0.25
-    own: float = 0.25
+    own: float = 0.4
 
 
 @dataclass(frozen=True)

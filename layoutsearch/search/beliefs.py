@@ -16,6 +16,7 @@ from layoutsearch.cost.model import CostModel, Prediction
 from layoutsearch.cost.posterior import Evidence, Posterior
 from layoutsearch.cost.rows import KernelRow, TransformRow
 from layoutsearch.layout.layout import Layout
+from layoutsearch.measure.results import Measurement
 from layoutsearch.search.cost_index import CostIndex, FloatArray, IntArray
 from layoutsearch.search.known import Known, Lab, undisturbed_us
 
@@ -25,6 +26,9 @@ Refit = Callable[[Sequence[KernelRow], Sequence[TransformRow]], CostModel]
 _REFIT_FROM = 30
 # Tries after which a search that is over says something about how searches go on.
 _CURVE_TRIES = 3
+# So many of the fastest schedules of a candidate are timed again before its time counts as certain: so that a runner-up
+# that was unlucky is not lost.
+REFINED = 2
 # Samples of a first measurement; more say that it was timed again, with care.
 _FIRST_SAMPLES = 7
 # Scale in log of the error of a first measurement, and what a spread of its samples adds to that: between what was seen
@@ -93,12 +97,14 @@ class Beliefs:
         self.transforms = Posterior(self._priors[1], moved, self.improvement, independent=not self._refitted)
         return True
 
-    def take_as_certain(self, pairs: Iterable[int]) -> None:
-        """The fastest times of these will not get more certain than they are."""
-        for k in pairs:
-            best = self._lab.of(*self.index.pairs[k]).best
-            if best is not None:
-                self._certain.setdefault(k, set()).add(best[0])
+    def hasty(self, pair: int) -> dict[str, Measurement]:
+        """The fastest schedules of a candidate that were timed only once, of those that would be timed again."""
+        known = self._lab.of(*self.index.pairs[pair])
+        return {s: known.tries[s] for s in _hasty(known, self._certain.get(pair, set()))}
+
+    def take_as_certain(self, pair: int, schedules: Iterable[str]) -> None:
+        """The times of these schedules will not get more certain than they are."""
+        self._certain.setdefault(pair, set()).update(schedules)
 
     @property
     def measured(self) -> np.ndarray:
@@ -165,11 +171,19 @@ class Beliefs:
         return kernels, transforms
 
 
+def _hasty(known: Known, certain: Set[str]) -> list[str]:
+    fastest = [schedule for schedule, _ in known.ranked[:REFINED]]
+    return [s for s in fastest if s not in certain and len(known.tries[s].samples_us) <= _FIRST_SAMPLES]
+
+
 def _noise(known: Known, certain: Set[str]) -> float:
-    best = known.best
-    if best is None or best[0] in certain or len(known.tries[best[0]].samples_us) > _FIRST_SAMPLES:
-        return 0.0
-    return math.hypot(_NOISE, _NOISE_OF_SPREAD * min(1.0, known.tries[best[0]].spread))
+    """Scale of the error of a candidate's time; a runner-up counts as far as its error may make it the fastest."""
+    times, found = dict(known.ranked[:REFINED]), 0.0
+    for schedule in _hasty(known, certain):
+        scale = math.hypot(_NOISE, _NOISE_OF_SPREAD * min(1.0, known.tries[schedule].spread))
+        behind = math.log(times[schedule] / known.best_us)
+        found = max(found, scale - behind / 2)
+    return found
 
 
 def _evidence(known: Sequence[Known], noise: Sequence[float] | None = None) -> Evidence:

@@ -19,11 +19,11 @@ from layoutsearch.cost.model import CostModel
 from layoutsearch.layout.transform import TransformKey
 from layoutsearch.search import racing
 from layoutsearch.search.batch import BatchSolver
-from layoutsearch.search.beliefs import Beliefs, Refit
+from layoutsearch.search.beliefs import REFINED, Beliefs, Refit
 from layoutsearch.search.budget import Budget
 from layoutsearch.search.gap import Draws, SearchState, judge, solved_draws
 from layoutsearch.search.known import Lab, Request
-from layoutsearch.search.racing import FIRST_TRIES, REFINE_SAMPLES, REFINED
+from layoutsearch.search.racing import FIRST_TRIES, REFINE_SAMPLES
 from layoutsearch.search.reporter import Reporter, Silent
 from layoutsearch.search.skeleton import Skeleton
 
@@ -51,6 +51,7 @@ class LazySearch:
         seed: of all draws.
         call_us: what the model's runtime adds to every kernel and transform.
         gap: to stop at.
+        batch: steps that are measured together; twice the number of build workers keeps them busy.
         refit: where there is no model: makes one, of no rows first and of this run's when there are enough. The
             default fits with the profile of `bounds`. A model of other runs is not fitted again: what this run says of
             its errors is in the posterior, and would not be if the model had seen it.
@@ -67,10 +68,11 @@ class LazySearch:
         seed: int = 0,
         call_us: float = 0.0,
         gap: float = 0.01,
+        batch: int = racing.BATCH,
         refit: Refit | None = None,
         reporter: Reporter | None = None,
     ) -> None:
-        self._lab, self._seed, self._wanted = lab, seed, gap
+        self._lab, self._seed, self._wanted, self._batch = lab, seed, gap, batch
         self._reporter = reporter or Silent()
         profile = bounds.profile if bounds else None
         if model is None:
@@ -148,7 +150,7 @@ class LazySearch:
             fresh = [s for s in found if s.pair is not None and self._is_new(s.pair)]
             late = {s.pair for s in fresh[new:]}
             found = [s for s in found if s.pair is None or s.pair not in late]
-        return racing.batch(found)
+        return racing.batch(found, self._batch)
 
     def exhaust(self) -> SearchState:
         """Measure everything there is: then the solution is the optimum, and both bounds are its cost."""
@@ -227,13 +229,14 @@ class LazySearch:
 
     def _again(self, pairs: Sequence[int], budget: Budget | None, reserve_s: float, schedules: int = REFINED) -> bool:
         """Time the fastest schedules of some pairs again; whether anything became known, by this or before it."""
-        where = [self.index.pairs[k] for k in pairs]
-        before = [self._lab.of(*pair).best for pair in where]
-        self._lab.refine([Request(*pair, schedules) for pair in where], REFINE_SAMPLES, reserve_s)
+        before = {k: self.beliefs.hasty(k) for k in pairs}
+        requests = [Request(*self.index.pairs[k], schedules) for k in pairs]
+        self._lab.refine(requests, REFINE_SAMPLES, reserve_s)
         if budget is None or not budget.over(reserve_s):
             # What is as it was had its samples; it will not become more certain than this.
-            same = [k for k, pair, best in zip(pairs, where, before, strict=True) if self._lab.of(*pair).best == best]
-            self.beliefs.take_as_certain(same)
+            for k, hasty in before.items():
+                now = self._lab.of(*self.index.pairs[k]).tries
+                self.beliefs.take_as_certain(k, [s for s, measurement in hasty.items() if now[s] == measurement])
         return self._update()
 
     def _update(self) -> bool:

@@ -15,23 +15,22 @@ import numpy as np
 
 from layoutsearch.cost.improvement import FULL_TRIES
 from layoutsearch.layout.transform import TransformKey
-from layoutsearch.search.beliefs import Beliefs
+from layoutsearch.search.beliefs import REFINED, Beliefs
 from layoutsearch.search.cost_index import BoolArray, CostIndex, FloatArray, IntArray
 from layoutsearch.search.gap import Draws, SearchState
 from layoutsearch.search.known import Request
 
 # Schedules of a candidate's first measurement: the second halves what is still to be gained, see `cost.improvement`.
 FIRST_TRIES = 2
-# Steps of one batch: some for each build worker, few enough that the next ones are chosen with what these said.
-BATCH = 8
-# So many of a candidate's fastest schedules are timed again, with so many samples, before its time counts as certain.
-REFINED = 2
+# Steps of one batch: two for each of two build workers, few enough that the next ones are chosen with what these said.
+BATCH = 4
+# Samples of a schedule that is timed again.
 REFINE_SAMPLES = 21
 # What a step costs, in units of one schedule: every build has to lower the kernel and link first; timing one again
 # takes three times as many samples.
 _BUILD, _AGAIN = 1.5, 2.0
 # What is not tried, and used by the present solution and the drawn optimum alike, widens the gap but decides nothing.
-_AGREED = 0.25
+_AGREED = 0.1
 # Steps worth less than this part of the batch's best wait for better knowledge.
 _WORTHWHILE = 0.05
 
@@ -79,7 +78,7 @@ def steps(index: CostIndex, beliefs: Beliefs, state: SearchState, draws: Draws) 
     return sorted(found, key=lambda step: -step.rate)
 
 
-def batch(found: list[Step], size: int = BATCH) -> list[Step]:
+def batch(found: list[Step], size: int) -> list[Step]:
     """The steps to take together."""
     return [step for step in found[:size] if step.rate >= _WORTHWHILE * found[0].rate]
 
