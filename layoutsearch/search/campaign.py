@@ -16,8 +16,9 @@ from layoutsearch.search.setup import ModelSetup
 from layoutsearch.search.storage import open_storage
 from layoutsearch.search.study import StudySearch, make_sampler, open_study, study_name
 
-# Proposals of the solver in a row that bring nothing new: from here on schedules are worth more than assignments.
+# Proposals of the solver in a row that bring nothing new, or nothing to measure: from here on schedules are worth more.
 _REPEATS = 5
+_IDLE = 10
 # Optuna's own samplers propose something new for ever.
 _OTHER_TRIALS = 1000
 
@@ -76,7 +77,7 @@ class Campaign:
     def run(self, reserve_s: float) -> SearchState:
         """Search until it is settled, or the budget is over but for `reserve_s` seconds."""
         if self._is_solver:
-            self._trials.run(repeats=_REPEATS, reserve_s=reserve_s)
+            self._trials.run(repeats=_REPEATS, idle=_IDLE, reserve_s=reserve_s)
             state = self._search.run(self._budget, reserve_s)
         else:
             self._trials.run(max_trials=_OTHER_TRIALS, reserve_s=reserve_s)

@@ -152,13 +152,22 @@ class StudySearch:
         # Trials that were read, the assignments told by them, and the trials of those that are complete.
         self._read: set[int] = set()
         self._told: set[tuple[int, ...]] = set()
+        # Whether the last trial had anything to measure, or to recall.
+        self._asked = False
         self._complete: dict[tuple[int, ...], int] = {}
         self._best: tuple[float, tuple[int, ...] | None] = (math.inf, None)
         with storage_errors(storage):
             for note in recover(study, storage, space.distributions):
                 self._reporter.note(note)
 
-    def run(self, *, max_trials: int | None = None, repeats: int = _REPEATS, reserve_s: float = 0.0) -> StudyOutcome:
+    def run(
+        self,
+        *,
+        max_trials: int | None = None,
+        repeats: int = _REPEATS,
+        idle: int | None = None,
+        reserve_s: float = 0.0,
+    ) -> StudyOutcome:
         """Run trials until the search has finished or settled, or the budget is over but for `reserve_s` seconds.
 
         A trial in flight when the time is over is told as failed and is the first one of the next run.
@@ -166,22 +175,25 @@ class StudySearch:
         Args:
             max_trials: at most so many.
             repeats: so many assignments in a row that were known and left nothing to measure settle the search.
+            idle: so many assignments in a row that left nothing to measure, known or not, do so as well.
             reserve_s: seconds of the budget to leave.
         """
         self._reporter.stage("trials", max_trials or 0)
         with storage_errors(self._storage):
-            return self._run(max_trials, repeats, reserve_s)
+            return self._run(max_trials, repeats, idle, reserve_s)
 
-    def _run(self, max_trials: int | None, repeats: int, reserve_s: float) -> StudyOutcome:
-        count, repeated = 0, self._know_again()
+    def _run(self, max_trials: int | None, repeats: int, idle: int | None, reserve_s: float) -> StudyOutcome:
+        count, (repeated, idled) = 0, self._know_again()
         while True:
             reason = self._why_stop(reserve_s)
-            reason = reason or ("trials" if count == max_trials else "settled" if repeated == repeats else "")
+            settled = repeated >= repeats or (idle is not None and idled >= idle)
+            reason = reason or ("trials" if count == max_trials else "settled" if settled else "")
             if reason:
                 self._catch_up()
                 return StudyOutcome(count, self._best[1], self._best[0], reason)
             fresh = self._trial(reserve_s)
-            count, repeated = count + 1, 0 if fresh else repeated + 1
+            count, idled = count + 1, 0 if self._asked else idled + 1
+            repeated = 0 if fresh else repeated + 1
 
     def tell(self, solution: Sequence[int]) -> None:
         """Make sure that the study has a trial of an assignment."""
@@ -232,10 +244,12 @@ class StudySearch:
     def _measure(self, trial: optuna.Trial, solution: tuple[int, ...], reserve_s: float) -> Parts:
         """Measure what a solution needs until its fate is certain or the time is over."""
         steps = itertools.count()
+        self._asked = False
 
         def take(parts: Parts, kernels: Sequence[Request], transforms: Sequence[TransformKey]) -> bool:
             if self._budget.over(reserve_s):
                 return False
+            self._asked = True
             trial.report(parts.settled_us, next(steps))
             self._reporter.step(f"trial {trial.number}: {parts.open} to measure", 0)
             if kernels:
@@ -330,18 +344,19 @@ class StudySearch:
             if trial.value < self._best_us:
                 self._best = (trial.value, solution)
 
-    def _know_again(self) -> int:
+    def _know_again(self) -> tuple[int, int]:
         """Recall what the trials of a run that is resumed measured, one after the other as they did.
 
         Returns:
-            How many of the last ones brought nothing new.
+            How many of the last ones brought nothing new, and how many left nothing to measure.
         """
-        repeated = 0
+        repeated = idled = 0
         for trial, solution in self._news():
             known, recalled = solution in self._told, self._recall(solution)
             self._take(trial, solution)
             repeated = repeated + 1 if known and not recalled else 0
-        return repeated
+            idled = 0 if recalled else idled + 1
+        return repeated, idled
 
     def _recall(self, solution: tuple[int, ...]) -> bool:
         """As `_measure` does, but from memory alone; whether there was anything."""
