@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from layoutsearch.layout import kinds
-from layoutsearch.layout.graph import OpNode, conv_info, dtype_bytes
+from layoutsearch.layout.graph import ConvInfo, OpNode, conv_info, dtype_bytes
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,9 @@ class OperandFacts:
 
 
 @dataclass(frozen=True)
-class ConvFacts:
-    """Geometry of a convolution, transposed or not: counts, and (height, width) pairs."""
+class ConvFacts(ConvInfo):
+    """Geometry of a convolution, transposed or not, with the (height, width) that it reads and makes."""
 
-    batch: int
-    in_channels: int
-    out_channels: int
-    kernel: tuple[int, int]
-    strides: tuple[int, int]
-    dilation: tuple[int, int]
-    groups: int
     in_size: tuple[int, int]
     out_size: tuple[int, int]
 
@@ -143,10 +136,7 @@ def _conv_facts(op: OpNode) -> ConvFacts | None:
     for tensor in (op.operands[0].info, op.result):
         extents = dict(zip(tensor.axes, tensor.shape or (), strict=True))
         size.append((extents["H"], extents["W"]))
-    return ConvFacts(
-        info.batch, info.in_channels, info.out_channels, info.kernel, info.strides, info.dilation, info.groups,
-        size[0], size[1],
-    )  # fmt: skip
+    return ConvFacts(**asdict(info), in_size=size[0], out_size=size[1])
 
 
 def _window(op: OpNode) -> tuple[int, int]:
