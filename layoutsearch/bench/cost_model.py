@@ -14,7 +14,7 @@ import pandas as pd
 
 from layoutsearch.cost.correction import Correction, WholeRow
 from layoutsearch.cost.model import CostModel
-from layoutsearch.cost.train import Rows, rows_of_table
+from layoutsearch.cost.train import Rows, rows_of
 from layoutsearch.cost.whole import WholeShape, whole_shape
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.measure.profile import DeviceProfile
@@ -101,7 +101,7 @@ def _case(name: str, table: Table) -> _Case:
     header = table.header
     profile = DeviceProfile.from_json(header.profile) if header.profile is not None else None
     target = TargetInfo.from_target(as_target(dict(header.target)), header.threads)
-    return _Case(name, table, rows_of_table(table), profile, target)
+    return _Case(name, table, rows_of(table.skeleton, table, table.header.model), profile, target)
 
 
 def _kernels(case: _Case, model: CostModel) -> pd.DataFrame:

@@ -16,7 +16,7 @@ import pandas as pd
 from layoutsearch.bench.samplers import METHODS, measured_shares
 from layoutsearch.cost.bounds import Bounds
 from layoutsearch.cost.model import CostModel
-from layoutsearch.cost.train import Rows, fit_from, rows_of_table
+from layoutsearch.cost.train import Rows, fit_from, rows_of
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.measure.profile import DeviceProfile
 from layoutsearch.replay.lab import ReplayLab
@@ -78,7 +78,7 @@ def cases(tables: Mapping[str, Table], seed: int = 0) -> list[Case]:
     """
     if not tables:
         raise LayoutSearchError("there is no table to search in; record some with layoutsearch bench record")
-    rows = {name: rows_of_table(table) for name, table in tables.items()}
+    rows = {name: rows_of(table.skeleton, table, table.header.model) for name, table in tables.items()}
     return [
         Case(
             name,

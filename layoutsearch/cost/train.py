@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -38,44 +38,35 @@ class _Known(Protocol):
     def tries(self) -> Mapping[str, Measurement]: ...
 
 
-class Recorded(Protocol):
-    """What is needed of a recorded table: `replay.table.Table` has it."""
-
-    @property
-    def header(self) -> Any:
-        """With the model's name as `.model`."""
-
-    @property
-    def skeleton(self) -> Any:
-        """With the transforms as `.keys`."""
-
-    @property
-    def candidates(self) -> Sequence[tuple[Any, Candidate | None]]:
-        """Every candidate of every workload."""
+class Measured(Protocol):
+    """Knows what was measured: a lab, or a recorded table."""
 
     def of(self, workload: Any, choice: Candidate | None) -> _Known:
-        """What is recorded of a candidate."""
+        """What is known of a candidate."""
 
     def transform(self, key: TransformKey) -> _Known:
-        """What is recorded of a layout change."""
+        """What is known of a layout change."""
 
 
-def rows_of_table(table: Recorded) -> Rows:
-    """Everything that ran of a table."""
-    kernels = []
-    for workload, choice in table.candidates:
-        known = table.of(workload, choice)
-        if known.best_us < float("inf"):
-            row = KernelRow(
-                workload.facts, choice, known.best_us, workload.key, table.header.model, tries=len(known.tries)
-            )
-            kernels.append(row)
-    transforms = []
-    for key in dict.fromkeys(table.skeleton.keys.values()):
-        us = table.transform(key).best_us
-        if us < float("inf"):
-            transforms.append(TransformRow(key, us, table.header.model))
-    return Rows(tuple(kernels), tuple(transforms))
+def rows_of(skeleton: Any, measured: Measured, model: str) -> Rows:
+    """The best time of every candidate and layout change that ran.
+
+    Args:
+        skeleton: a `search.skeleton.Skeleton`.
+        measured: its times.
+        model: name of the model in the rows.
+    """
+    kernels: dict[tuple[str, Candidate | None], KernelRow] = {}
+    for node in skeleton.nodes:
+        workload = node.workload
+        for choice in node.choices:
+            known = measured.of(workload, choice)
+            if known.best_us < float("inf"):
+                row = KernelRow(workload.facts, choice, known.best_us, workload.key, model, tries=len(known.tries))
+                kernels.setdefault((workload.key, choice), row)
+    times = {key: measured.transform(key).best_us for key in dict.fromkeys(skeleton.keys.values())}
+    transforms = [TransformRow(key, us, model) for key, us in times.items() if us < float("inf")]
+    return Rows(tuple(kernels.values()), tuple(transforms))
 
 
 def rows_of_store(store: RecordStore, context: RecordContext, model: str = "") -> Rows:

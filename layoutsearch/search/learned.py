@@ -8,7 +8,7 @@ from layoutsearch.cost.correction import Correction, WholeRow
 from layoutsearch.cost.library import CostLibrary, ModelRows
 from layoutsearch.cost.model import CostModel, ModelIdentity
 from layoutsearch.cost.rows import KernelRow, TransformRow
-from layoutsearch.cost.train import Rows, fit_from
+from layoutsearch.cost.train import Rows, fit_from, rows_of
 from layoutsearch.measure.profile import DeviceProfile
 from layoutsearch.measure.records import RecordContext
 from layoutsearch.schedule.target import TargetInfo
@@ -62,26 +62,9 @@ class Learned:
             LibraryError: it cannot be written.
         """
         earlier = [whole for whole in self._wholes if whole.model == self._model]
-        rows = rows_of_lab(skeleton, lab, self._model)
+        rows = rows_of(skeleton, lab, self._model)
         if rows.kernels:
             self._library.save(ModelRows(self._model, rows, tuple(dict.fromkeys([*earlier, *wholes]))))
 
     def _fit(self, rows: Rows) -> CostModel:
         return fit_from([rows], self._profile, target=self._target, identity=self._identity)
-
-
-def rows_of_lab(skeleton: Skeleton, lab: Lab, model: str) -> Rows:
-    """The best time of every candidate and transform that ran."""
-    kernels = []
-    for node, _ in skeleton.workloads.values():
-        for choice in node.choices:
-            known = lab.of(node.workload, choice)
-            if known.best is not None:
-                row = KernelRow(node.workload.facts, choice, known.best_us, node.workload.key, model, len(known.tries))
-                kernels.append(row)
-    transforms = []
-    for key in dict.fromkeys(skeleton.keys.values()):
-        us = lab.transform(key).best_us
-        if us < float("inf"):
-            transforms.append(TransformRow(key, us, model))
-    return Rows(tuple(kernels), tuple(transforms))
