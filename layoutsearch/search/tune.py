@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from layoutsearch.cost.bounds import Bounds
+from layoutsearch.cost.library import LibraryError
 from layoutsearch.cost.machine import Machine
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.layout.candidates import nearest
@@ -119,6 +120,10 @@ class _Run:
             self._one_layout(self._first_layout(target.lanes))
         if best is None:
             best, reserve = self._first_plan()
+        if profile and profile.is_doubtful:
+            self.reporter.note(
+                "the device was busy when it was calibrated: no strict bound; layoutsearch device calibrate"
+            )
         search = LazySearch(
             setup.skeleton,
             lab,
@@ -143,7 +148,11 @@ class _Run:
             best = self.decision.decide(self.options.trials, self.options.seed, rival, self.run_file) or best
             for solution, us in self.decision.timed:
                 campaign.note_whole(solution, us)
-        learned.keep(setup.skeleton, lab, self.decision.wholes)
+        try:
+            learned.keep(setup.skeleton, lab, self.decision.wholes)
+        except LibraryError as error:
+            # The plan is there; only other models will have less to start from.
+            self.reporter.note(str(error))
         kept = f"what was measured is kept in {self.store.path}"
         if best is None and not self.budget.interrupted:
             why = self.reporter.notes[-1] if self.reporter.notes else "no whole model was built"
