@@ -23,7 +23,7 @@ from layoutsearch.cost.rows import KernelRow, TransformRow
 from layoutsearch.cost.train import Rows
 from layoutsearch.cost.whole import WholeShape
 from layoutsearch.errors import LayoutSearchError
-from layoutsearch.layout.candidate import Candidate
+from layoutsearch.layout.candidate import Candidate, choice_text
 from layoutsearch.layout.facts import KernelFacts
 from layoutsearch.layout.transform import TransformKey
 from layoutsearch.measure.profile import HOME_VARIABLE, user_folder
@@ -112,8 +112,7 @@ class CostLibrary:
 
 
 def _kernel_json(row: KernelRow) -> list[Any]:
-    choice = str(row.choice) if row.choice is not None else ""
-    return [row.workload, choice, row.us, row.tries, row.facts.to_json()]
+    return [row.workload, choice_text(row.choice), row.us, row.tries, row.facts.to_json()]
 
 
 def _kernel_row(data: list[Any], model: str) -> KernelRow:

@@ -50,5 +50,10 @@ class Candidate:
         raise ValueError(f"{text!r} is not a candidate; expected DATA,OUT or DATA,KERNEL,OUT")
 
 
+def choice_text(choice: Candidate | None) -> str:
+    """A kernel's choice in records, tables and messages: empty where it has none."""
+    return str(choice) if choice is not None else ""
+
+
 Assignment = Mapping[str, Candidate]
 """A candidate for every anchor and flexible operator, by bound variable of the canonical module."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from layoutsearch.layout.candidate import Candidate
+from layoutsearch.layout.candidate import Candidate, choice_text
 from layoutsearch.layout.transform import TransformKey
 from layoutsearch.measure.device import DeviceIdentity
 from layoutsearch.measure.records import RecordContext, RecordStore
@@ -91,7 +91,7 @@ class ReplayLab:
 
     def of(self, workload: Workload, choice: Candidate | None) -> Known:
         """What is known of a candidate."""
-        return self._of(workload.key, _text(choice), workload.summary)
+        return self._of(workload.key, choice_text(choice), workload.summary)
 
     def transform(self, key: TransformKey) -> Known:
         """What is known of a transform."""
@@ -99,7 +99,7 @@ class ReplayLab:
 
     def recall(self, requests: Sequence[Request], keys: Iterable[TransformKey] = ()) -> bool:
         """See `Lab`."""
-        found = [self._recall(r.workload.key, _text(r.choice), r.tries) for r in requests]
+        found = [self._recall(r.workload.key, choice_text(r.choice), r.tries) for r in requests]
         found += [self._recall(key.workload, key.candidate, 1) for key in keys]
         return any(found)
 
@@ -122,8 +122,8 @@ class ReplayLab:
                 continue
             if self._budget.over(reserve_s):
                 return
-            self._reveal(request.workload.key, _text(request.choice), missing)
-            self._reporter.step(f"{request.workload.summary} {_text(request.choice)}")
+            self._reveal(request.workload.key, choice_text(request.choice), missing)
+            self._reporter.step(f"{request.workload.summary} {choice_text(request.choice)}")
 
     def refine(self, requests: Sequence[Request], repeat: int, reserve_s: float = 0.0) -> None:
         """Reveal the refinements that were recorded of the `tries` fastest schedules of each request.
@@ -132,7 +132,7 @@ class ReplayLab:
         `repeat` is what it was then.
         """
         for request in requests:
-            workload, candidate = request.workload.key, _text(request.choice)
+            workload, candidate = request.workload.key, choice_text(request.choice)
             known = self.of(request.workload, request.choice)
             attempts = {a.schedule: a for a in self._table.attempts(workload, candidate, request.workload.summary)}
             for schedule, _ in known.ranked[: request.tries]:
@@ -190,7 +190,3 @@ class ReplayLab:
 
     def _add(self, workload: str, candidate: str, schedule: str, measurement: Measurement) -> None:
         self._memory.add(workload, candidate, schedule, measurement, max(1, len(measurement.samples_us)))
-
-
-def _text(choice: Candidate | None) -> str:
-    return str(choice) if choice is not None else ""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from layoutsearch.errors import DeviceError, ToolchainError
-from layoutsearch.layout.candidate import Candidate
+from layoutsearch.layout.candidate import Candidate, choice_text
 from layoutsearch.layout.transform import TransformKey
 from layoutsearch.measure.builder import Builder, BuildResult
 from layoutsearch.measure.device import Device
@@ -67,7 +67,7 @@ class KernelLab:
 
     def of(self, workload: Workload, choice: Candidate | None) -> Known:
         """What is known of a candidate."""
-        return self._memory.known(workload.key, _text(choice))
+        return self._memory.known(workload.key, choice_text(choice))
 
     def transform(self, key: TransformKey) -> Known:
         """What is known of a transform."""
@@ -75,7 +75,7 @@ class KernelLab:
 
     def recall(self, requests: Sequence[Request], keys: Iterable[TransformKey] = ()) -> bool:
         """See `Lab`."""
-        found = [self._memory.recall(r.workload.key, _text(r.choice), r.tries) for r in requests]
+        found = [self._memory.recall(r.workload.key, choice_text(r.choice), r.tries) for r in requests]
         found += [self._memory.recall(key.workload, key.candidate, 1) for key in keys]
         return any(found)
 
@@ -102,7 +102,7 @@ class KernelLab:
         """
         for request in requests:
             for schedule in self._unrefined(request):
-                self._memory.recall_again(request.workload.key, _text(request.choice), schedule)
+                self._memory.recall_again(request.workload.key, choice_text(request.choice), schedule)
         todo = [r for r in requests if self._unrefined(r)]
         for batch in _batches(todo):
             if self._budget.over(reserve_s):
@@ -117,11 +117,11 @@ class KernelLab:
             for request, future in jobs:
                 if self._budget.over(reserve_s):
                     return
-                what = f"{request.workload.summary} {_text(request.choice)}"
+                what = f"{request.workload.summary} {choice_text(request.choice)}"
                 result = future.result()
                 if result.ok:
                     key, cold = request.workload.key, request.workload.cold
-                    self._record_built(key, _text(request.choice), result, what, cold, repeat)
+                    self._record_built(key, choice_text(request.choice), result, what, cold, repeat)
                 else:
                     # It was built before; a build that fails now says nothing against the record.
                     self._reporter.note(f"{what}: {result.status.value}: {result.error}")
@@ -160,7 +160,7 @@ class KernelLab:
         return 0 if known.closed else request.tries - len(known.tries)
 
     def _finish_kernel(self, request: Request, future: Future[BuildResult]) -> None:
-        workload, candidate = request.workload.key, _text(request.choice)
+        workload, candidate = request.workload.key, choice_text(request.choice)
         what = f"{request.workload.summary} {candidate}"
         result = future.result()
         if not result.ok and self._missing(request) > 1 and result.status is not Status.BUILD_ERROR:
@@ -225,7 +225,7 @@ class KernelLab:
             module_json=workload.module_json,
             axes=workload.axes,
             members=workload.members,
-            candidate=_text(request.choice),
+            candidate=choice_text(request.choice),
             target=self._target,
             threads=self._context.threads,
             known=tuple(self.of(workload, request.choice).tries),
@@ -244,10 +244,6 @@ def _repeat_for(specs: Sequence[TensorSpec], cold: Sequence[int], repeat: int) -
     """Fewer samples where making the weights cold before each costs tens of milliseconds."""
     size = sum(specs[i].nbytes for i in cold)
     return max(3, repeat // 2) if size > _MUCH_BYTES else repeat
-
-
-def _text(choice: Candidate | None) -> str:
-    return str(choice) if choice is not None else ""
 
 
 def _cancel(futures: Iterable[Future[BuildResult]]) -> None:
