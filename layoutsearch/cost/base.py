@@ -13,6 +13,7 @@ from layoutsearch.cost.loops import Loops, loops_of
 from layoutsearch.cost.machine import Machine
 from layoutsearch.cost.tiles import Tile, best_tile, matmul_tile
 from layoutsearch.cost.walk import SMALL, transform_walk
+from layoutsearch.cost.touched import extra_weight_bytes
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.facts import KernelFacts
 from layoutsearch.layout.transform import TransformKey
@@ -68,7 +69,7 @@ def kernel_base(facts: KernelFacts, choice: Candidate | None, machine: Machine) 
     return KernelBase(
         peak_us=facts.flops / machine.gflops / _US,
         compute_us=compute,
-        weights_us=facts.weight_bytes / machine.memory_gb_s / _US,
+        weights_us=(facts.weight_bytes + extra_weight_bytes(facts, choice)) / machine.memory_gb_s / _US,
         activations_us=moved / machine.gb_s(moved) / _US * alone,
         call_us=machine.call_us if parallel else _SERIAL_US,
         tile=tile,

@@ -19,7 +19,7 @@ weights fit in a cache.
 
 from __future__ import annotations
 
-from layoutsearch.cost.touched import needed_bytes, needed_flops
+from layoutsearch.cost.touched import extra_weight_bytes, needed_bytes, needed_flops, winograd_flops
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.facts import KernelFacts
 from layoutsearch.layout.transform import TransformKey
@@ -51,7 +51,8 @@ class Bounds:
         if facts.kind in _VIEWS and not facts.epilogue:
             return 0.0
         needed = needed_bytes(facts)
-        work_us = max(self._compute_us(facts, choice), self._memory_us(needed.cold, needed.read, needed.written))
+        cold = needed.cold + extra_weight_bytes(facts, choice)
+        work_us = max(self._compute_us(facts, choice), self._memory_us(cold, needed.read, needed.written))
         return work_us * self._scale + self.profile.least_call_us
 
     def transform_us(self, key: TransformKey) -> float:
@@ -92,8 +93,9 @@ class Bounds:
 def _family_flops(facts: KernelFacts, choice: Candidate | None) -> float:
     """Fewest operations in the algorithm family of `choice`.
 
-    Candidates are all direct: every multiplication of the definition is done, those with padding too. A family that
-    saves multiplications, such as Winograd's F(m, r) with ((m + r - 1) / (m r))^2 of them, has its share here: the
-    bound of another family does not hold for it.
+    Direct: every multiplication of the definition is done, those with padding too. Winograd: the products of all tiles;
+    its transforms are additions, which are left out.
     """
+    if choice is not None and choice.winograd and facts.conv is not None:
+        return winograd_flops(facts.conv, choice.winograd)
     return needed_flops(facts)

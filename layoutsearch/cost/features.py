@@ -20,7 +20,7 @@ from layoutsearch.layout.facts import KernelFacts, OperandFacts
 from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.transform import TransformKey
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Of the columns and of what they mean; a model of another version is fitted again."""
 
 # Root kinds that get a column of their own; what is not named shares `kind_other`.
@@ -167,6 +167,7 @@ def _layout_columns(facts: KernelFacts, choice: Candidate | None, machine: Machi
         inner = channels if last == "C" and not layout.is_blocked else layout.block("C") if last == "C" else run
         row[f"{name}_lanes"] = _full(inner, machine.lanes)
         row[f"{name}_channel_lanes"] = _full(channels, machine.lanes)
+    row["winograd"] = float(choice.winograd)
     row["changes_layout"] = float(choice.data != choice.out)
     if choice.kernel is not None:
         row["kernel_block_in"] = float(choice.kernel.block("I"))
@@ -249,7 +250,7 @@ KERNEL_FEATURES: tuple[str, ...] = (
     *("log_in_pixels", "stride", "dilation", "log_groups", "log_depth", "frozen"),
     *("in_channels_last", "in_block", "log_in_run", "in_lanes", "in_channel_lanes"),
     *("out_channels_last", "out_block", "log_out_run", "out_lanes", "out_channel_lanes"),
-    *("changes_layout", "kernel_block_in", "kernel_block_out"),
+    *("winograd", "changes_layout", "kernel_block_in", "kernel_block_out"),
     *("read_over_l2", "weights_over_l2", "total_over_l2", "total_over_l3"),
     *("tile_vectors", "tile_rows", "tile_lanes", "tile_flat", "log_tasks", "imbalance", "efficiency"),
     *("log_run", "pieces", "gathers"),

@@ -66,6 +66,8 @@ class _Sum:
 def best_tile(conv: ConvFacts, transposed: bool, choice: Candidate, machine: Machine) -> Tile:
     """The cheapest tile of a convolution under a candidate."""
     c = _sum(conv, transposed)
+    if choice.winograd:
+        return _winograd(c, conv, choice, machine)
     if choice.data.axes[-1].letter == choice.out.axes[-1].letter == "W":
         return _flat(c, machine)
     return _channels(c, choice, machine)
@@ -159,6 +161,30 @@ def _row_cycles(c: _Sum, own: bool, vectors: int, tile: int) -> float:
                 step = phase.taps * c.in_channels * (work + 0.5)
             cycles += times * (step * taps + size * vectors * 1.5 + 10)
     return cycles
+
+
+def _winograd(c: _Sum, conv: ConvFacts, choice: Candidate, machine: Machine) -> Tile:
+    """Products of a tile of tiles by vectors of channels, point by point, and the transforms before and behind."""
+    m = choice.winograd
+    points = (m + 2) ** 2
+    lanes = vector_width(c.out_channels, (16, c.out_channels), machine.lanes)
+    full = max(1, c.out_channels // lanes)
+    tiles = conv.batch * math.prod(-(-extent // m) for extent in conv.out_size)
+    chunks = c.in_channels / machine.lanes
+    best: Tile | None = None
+    for vectors in (v for v in _VECTORS if v <= full):
+        strips = -(-full // vectors)
+        for rows in range(1, min(tiles, max(1, (machine.registers - 1 - vectors) // vectors)) + 1):
+            work = max(rows * vectors / 2, (rows + vectors) / 2, _LATENCY) + 0.5
+            products = points * strips * -(-tiles // rows) * (c.in_channels * work + rows * vectors + 12)
+            turned = tiles * (chunks * points * 3 + strips * vectors * (points * 2 + m * m * 2))
+            tasks = strips * -(-tiles // rows)
+            uneven = _imbalance(tasks, machine.threads)
+            cycles = (products + turned) * uneven / machine.threads
+            if best is None or cycles < best.cycles:
+                best = Tile(cycles, vectors, rows, lanes, tasks, uneven, False)
+    assert best is not None
+    return best
 
 
 def _flat(c: _Sum, machine: Machine) -> Tile:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from layoutsearch.layout import kinds
+from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.facts import ConvFacts, KernelFacts, OperandFacts
 
 _CONVOLUTIONS = frozenset({"conv2d", "conv2d_pointwise", "conv2d_depthwise", "conv2d_grouped"})
@@ -55,6 +56,23 @@ def needed_flops(facts: KernelFacts) -> float:
     per_pair = 2 * conv.batch * conv.in_channels * (conv.out_channels // conv.groups)
     counted = per_pair * math.prod(conv.in_size) * math.prod(conv.kernel)
     return max(0, facts.flops - counted) + per_pair * math.prod(_uncropped(conv, axis) for axis in (0, 1))
+
+
+def winograd_flops(conv: ConvFacts, outputs: int) -> float:
+    """Operations of the products of F(m x m, 3 x 3) in whole tiles of m x m outputs, without its transforms."""
+    points = outputs + conv.kernel[0] - 1
+    tiles = conv.batch * math.prod(-(-extent // outputs) for extent in conv.out_size)
+    return 2.0 * tiles * points**2 * conv.in_channels * conv.out_channels
+
+
+def extra_weight_bytes(facts: KernelFacts, choice: Candidate | None) -> float:
+    """Bytes by which the weights of a candidate exceed those of the direct algorithm."""
+    conv = facts.conv
+    if choice is None or not choice.winograd or conv is None:
+        return 0.0
+    points = choice.winograd + conv.kernel[0] - 1
+    element = facts.operands[0].bytes // math.prod(facts.operands[0].shape)
+    return float(element * conv.in_channels * conv.out_channels * (points**2 - math.prod(conv.kernel)))
 
 
 def _is_understood(facts: KernelFacts) -> bool:

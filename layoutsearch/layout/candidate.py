@@ -7,6 +7,12 @@ from dataclasses import dataclass
 
 from layoutsearch.layout.layout import Layout
 
+DIRECT = "direct"
+WINOGRAD = {"winograd2": 2, "winograd4": 4}
+"""Winograd's F(m x m, 3 x 3) by name, with m."""
+ALGORITHMS = (DIRECT, *WINOGRAD)
+"""How a convolution may be computed."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -14,18 +20,29 @@ class Candidate:
 
     Attributes:
         data: layout of the (first) data operand.
-        kernel: layout of the weights, None where there are none.
+        kernel: layout of the weights, None where there are none. Of Winograd's algorithms: of the weights after their
+            transform, (O, I, m + 2, m + 2).
         out: layout of the result; other than `data` only for convolutions.
+        algorithm: one of `ALGORITHMS`.
     """
 
     data: Layout
     kernel: Layout | None
     out: Layout
+    algorithm: str = DIRECT
 
     @classmethod
-    def of(cls, data: str, kernel: str | None = None, out: str | None = None) -> Candidate:
-        """Build from strings; `out` defaults to `data`."""
-        return cls(Layout(data), Layout(kernel) if kernel else None, Layout(out or data))
+    def of(
+        cls, data: str, kernel: str | None = None, out: str | None = None, algorithm: str = DIRECT
+    ) -> Candidate:
+        """Build from strings; `out` defaults to `data`.
+
+        Raises:
+            ValueError: not a layout, or no such algorithm.
+        """
+        if algorithm not in ALGORITHMS:
+            raise ValueError(f"unknown algorithm {algorithm!r}; known are {', '.join(ALGORITHMS)}")
+        return cls(Layout(data), Layout(kernel) if kernel else None, Layout(out or data), algorithm)
 
     @classmethod
     def uniform(cls, layout: Layout) -> Candidate:
@@ -33,21 +50,29 @@ class Candidate:
         return cls(layout, None, layout)
 
     def __str__(self) -> str:
-        return ",".join(str(part) for part in (self.data, self.kernel, self.out) if part is not None)
+        parts = [str(part) for part in (self.data, self.kernel, self.out) if part is not None]
+        return ",".join(parts if self.algorithm == DIRECT else [*parts, self.algorithm])
+
+    @property
+    def winograd(self) -> int:
+        """m of F(m x m, 3 x 3); 0 for the direct algorithm."""
+        return WINOGRAD.get(self.algorithm, 0)
 
     @classmethod
     def parse(cls, text: str) -> Candidate:
         """Inverse of `str`.
 
         Raises:
-            ValueError: not one, two or three layouts separated by commas.
+            ValueError: not two or three layouts, and perhaps an algorithm, separated by commas.
         """
         parts = text.split(",")
+        if len(parts) == 4:
+            return cls.of(*parts)
         if len(parts) == 3:
             return cls.of(parts[0], parts[1], parts[2])
         if len(parts) == 2:
             return cls.of(parts[0], None, parts[1])
-        raise ValueError(f"{text!r} is not a candidate; expected DATA,OUT or DATA,KERNEL,OUT")
+        raise ValueError(f"{text!r} is not a candidate; expected DATA,OUT or DATA,KERNEL,OUT or DATA,KERNEL,OUT,ALGORITHM")
 
 
 def choice_text(choice: Candidate | None) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from layoutsearch.errors import SpaceError
 from layoutsearch.layout import kinds
-from layoutsearch.layout.candidate import Candidate
+from layoutsearch.layout.candidate import DIRECT, Candidate
 from layoutsearch.layout.graph import LayoutGraph, OpNode, conv_info
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
@@ -44,7 +44,7 @@ def _op_space(op: OpNode, space: SearchSpace) -> OpSpace:
     found: dict[Candidate, None] = {}
     refused: list[tuple[str, str]] = []
     for text, candidate in _proposals(op, rule, blocks, space.source):
-        reason = why_illegal(op, candidate)
+        reason = why_illegal(op, candidate) or _why_no_algorithm(op, candidate)
         if reason is None:
             found.setdefault(candidate)
         else:
@@ -60,11 +60,18 @@ def _op_space(op: OpNode, space: SearchSpace) -> OpSpace:
     return OpSpace(op.name, rule.name, tuple(found), tuple(refused))
 
 
+def _why_no_algorithm(op: OpNode, candidate: Candidate) -> str | None:
+    """Weights have to be known to be transformed beforehand."""
+    if candidate.winograd and op.operands[1].tensor is not None:
+        return f"{candidate.algorithm} needs constant weights"
+    return None
+
+
 def _proposals(op: OpNode, rule: Rule, blocks: Sequence[int], source: str) -> list[tuple[str, Candidate]]:
     if not rule.pin:
         return [p for pattern in rule.layouts for p in _expand(op, pattern, blocks, source)]
     try:
-        if len(rule.pin) == 3:
+        if len(rule.pin) > 2:
             pinned = Candidate.of(*rule.pin)
         else:
             pinned = _candidate(op, Layout(rule.pin[0]), Layout(rule.pin[-1]))
@@ -74,23 +81,24 @@ def _proposals(op: OpNode, rule: Rule, blocks: Sequence[int], source: str) -> li
 
 
 def _expand(op: OpNode, pattern: str, blocks: Sequence[int], source: str) -> list[tuple[str, Candidate]]:
-    """Every filling of {i}, {o} and {b}; `A->B` reads A and writes B, `:K` names the kernel layout."""
-    layouts, _, kernel = pattern.partition(":")
+    """Every filling of {i}, {o} and {b}; `A->B:K@G` reads A, writes B, has its kernel in K and is computed by G."""
+    named, _, algorithm = pattern.partition("@")
+    layouts, _, kernel = named.partition(":")
     data, _, out = layouts.partition("->")
     out = out or data
     inputs, outputs = _channels(op)
     choices = [("b", math.gcd(inputs, outputs)), ("i", inputs), ("o", outputs)]
-    texts = [(data, out)]
+    texts = [(data, out, kernel)]
     for letter, channels in choices:
         mark = f"{{{letter}}}"
-        if mark in data or mark in out:
+        if mark in layouts:
             fill = _fitting(channels, blocks, letter)
-            texts = [(d.replace(mark, str(b)), o.replace(mark, str(b))) for d, o in texts for b in fill]
+            texts = [tuple(t.replace(mark, str(b)) for t in text) for text in texts for b in fill]  # type: ignore[misc]
     found = []
-    named = f":{kernel}" if kernel else ""
-    for d, o in texts:
+    for d, o, k in texts:
+        text = f"{d}->{o}" + (f":{k}" if k else "") + (f"@{algorithm}" if algorithm else "")
         try:
-            found.append((f"{d}->{o}{named}", _candidate(op, Layout(d), Layout(o), kernel)))
+            found.append((text, _candidate(op, Layout(d), Layout(o), k, algorithm)))
         except ValueError as error:
             raise SpaceError(f"{source}: pattern {pattern!r}: {error}") from None
     return found
@@ -119,10 +127,11 @@ def _fitting(channels: int, blocks: Sequence[int], letter: str) -> list[int]:
     return [channels] if letter == "i" and 1 < channels <= MIN_DIVISOR else []
 
 
-def _candidate(op: OpNode, data: Layout, out: Layout, kernel: str = "") -> Candidate:
+def _candidate(op: OpNode, data: Layout, out: Layout, kernel: str = "", algorithm: str = "") -> Candidate:
     if op.op not in kinds.CONVOLUTIONS:
         return Candidate(data, None, out)
-    return Candidate(data, Layout(kernel) if kernel else kernel_layout(op, data, out), out)
+    weights = kernel or kernel_layout(op, data, out).name
+    return Candidate.of(data.name, weights, out.name, algorithm or DIRECT)
 
 
 def kernel_layout(op: OpNode, data: Layout, out: Layout) -> Layout:
@@ -142,13 +151,14 @@ def nearest(candidates: Sequence[Candidate], wanted: Layout) -> Candidate:
     """The candidate of a uniform layout: `wanted` itself, or the largest legal divisor of its block, else the original.
 
     For a blocked `wanted`, each side of a convolution takes the largest block that divides the wanted one; a side that
-    has none is unblocked.
+    has none is unblocked. The algorithm is the direct one: a uniform assignment is what can be had without a search.
     """
 
     def distance(candidate: Candidate) -> tuple[int, int, int]:
         return (_miss(candidate.data, wanted), _miss(candidate.out, wanted), len(str(candidate)))
 
-    return min(candidates, key=distance)
+    direct = [c for c in candidates if c.algorithm == DIRECT]
+    return min(direct or candidates, key=distance)
 
 
 def _miss(layout: Layout, wanted: Layout) -> int:

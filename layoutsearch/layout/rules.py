@@ -100,7 +100,26 @@ def _why_conv(op: OpNode, choice: Candidate) -> str | None:
         reason = _why_not(layout, info)
         if reason is not None:
             return reason
-    return _why_conv_blocks(op, choice)
+    return _why_conv_blocks(op, choice) or (_why_not_winograd(op, choice) if choice.winograd else None)
+
+
+# Fewer channels than half a vector of AVX-512 leave most of a vector idle in every step.
+_WINOGRAD_CHANNELS = 8
+
+
+def _why_not_winograd(op: OpNode, choice: Candidate) -> str | None:
+    """Vectors run over channels, whole ones of some power of two; the form is that of 3 x 3 kernels at stride 1."""
+    info = conv_info(op)
+    if op.op != kinds.CONV or info.kernel != (3, 3) or info.strides != (1, 1) or info.dilation != (1, 1):
+        return f"{choice.algorithm} is for 3x3 convolutions of stride and dilation 1"
+    if info.groups != 1 or info.in_channels % _WINOGRAD_CHANNELS or info.out_channels % _WINOGRAD_CHANNELS:
+        return f"{choice.algorithm} needs one group and channels in multiples of {_WINOGRAD_CHANNELS}"
+    if op.result.dtype != "float32" or op.operands[0].info.dtype != "float32":
+        return f"{choice.algorithm} is for float32"
+    for layout in (choice.data, choice.out):
+        if layout.axes[-1].letter.upper() != "C":
+            return f"{choice.algorithm} needs channels innermost, not {layout}"
+    return None
 
 
 def _why_conv_blocks(op: OpNode, choice: Candidate) -> str | None:

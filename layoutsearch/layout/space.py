@@ -82,7 +82,7 @@ _SCHEMA = {
                         },
                     },
                     "layouts": _LAYOUTS,
-                    "pin": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 3},
+                    "pin": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 4},
                     "forbid": _LAYOUTS,
                     "blocks": _BLOCKS,
                 },
@@ -94,7 +94,11 @@ _SCHEMA = {
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule; `layouts` and `forbid` are patterns such as `NCHW{i}c->NCHW{o}c`, `pin` is one exact candidate."""
+    """One rule.
+
+    `layouts` and `forbid` are patterns such as `NCHW{i}c->NCHW{o}c` or `NHWC:HWOI16o@winograd4`, `pin` is one exact
+    candidate.
+    """
 
     name: str
     match: Mapping[str, Any] = field(hash=False)

@@ -93,13 +93,18 @@ def _fusion_ops(bindings: Sequence[relax.Binding]) -> list[FusionOp]:
         found.append(
             FusionOp(
                 name=binding.var.name,
-                op=value.op.name if fusible else "",
+                op=_operator(value) if fusible else "",
                 inputs=tuple(v.name for v in _variables(value)),
                 shape=shape,
                 escapes=not isinstance(binding.var, relax.DataflowVar),
             )
         )
     return found
+
+
+def _operator(value: relax.Call) -> str:
+    """Name of the operator, as of the canonical module: a kernel's operators do not depend on its algorithm."""
+    return kinds.CONV if value.op.name == kinds.CONV_WINOGRAD else value.op.name
 
 
 def _static(ty: relax.TensorType) -> bool:

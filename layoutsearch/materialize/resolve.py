@@ -13,12 +13,13 @@ import tvm
 from tvm import relax
 
 from layoutsearch.errors import MaterializeError
-from layoutsearch.layout.candidate import Assignment
+from layoutsearch.layout.candidate import Assignment, Candidate
 from layoutsearch.layout.graph import LayoutGraph, OpNode
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.rules import made_layouts, operand_layouts
 from layoutsearch.materialize.moves import is_move, logical_index, move, move_array, moved_index, physical_index
+from layoutsearch.materialize.winograd import transformed_weights, winograd_call
 from layoutsearch.materialize.writer import FunctionWriter, main_of, with_main
 
 
@@ -128,8 +129,16 @@ class _Resolution:
         else:
             wanted = iter(enumerate(operand_layouts(op, choice)))
             args = [self._argument(a, op, wanted) for a in value.args]
-            new = self.writer.bind(op.name, relax.Call(value.op, args, value.attrs, value.ty_args))
+            call = relax.Call(value.op, args, value.attrs, value.ty_args)
+            if choice.winograd:
+                call = winograd_call(value, args[0], self._transformed(args[1], op, choice))
+            new = self.writer.bind(op.name, call)
         self.refs[var] = self._stored(new, op.name)
+
+    def _transformed(self, kernel: relax.Expr, op: OpNode, choice: Candidate) -> relax.Expr:
+        """The weights of a Winograd convolution; those of a variable by a call in front."""
+        weights = transformed_weights(kernel, choice)
+        return self.writer.bind(f"{op.name}__weights", weights) if isinstance(weights, relax.Call) else weights
 
     def _argument(self, expr: relax.Expr, op: OpNode, wanted: object) -> relax.Expr:
         if isinstance(expr, relax.Tuple) and all(isinstance(f.ty, relax.TensorType) for f in expr.fields):

@@ -16,6 +16,7 @@ from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.rules import operand_layouts, result_layouts
 from layoutsearch.materialize.writer import main_of
+from layoutsearch.schedule.winograd import minimal
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def find_mismatches(module: tvm.IRModule, graph: LayoutGraph, assignment: Assign
         if call is None:
             found.append(Mismatch(op.name, "the operator", str(assignment[op.name]), "gone"))
             continue
-        found += _attributes(call, op, assignment) + _shapes(call, op, assignment)
+        found += _algorithm(call, op, assignment) + _attributes(call, op, assignment) + _shapes(call, op, assignment)
     return found
 
 
@@ -75,6 +76,11 @@ def _used(graph: LayoutGraph) -> set[str]:
         live.add(op.name)
         todo += [graph.producers[o.tensor] for o in op.operands if o.tensor in graph.producers]
     return live
+
+
+def _algorithm(call: relax.Call, op: OpNode, assignment: Assignment) -> list[Mismatch]:
+    wanted = kinds.CONV_WINOGRAD if assignment[op.name].winograd else op.op
+    return [] if call.op.name == wanted else [Mismatch(op.name, "the operator", wanted, call.op.name)]
 
 
 def _attributes(call: relax.Call, op: OpNode, assignment: Mapping[str, object]) -> list[Mismatch]:
@@ -112,7 +118,11 @@ def _shapes(call: relax.Call, op: OpNode, assignment: Assignment) -> list[Mismat
     for what, info, layout, got in pairs:
         if layout is None or info.shape is None:
             continue
-        shape = layout.physical_shape(info.shape, info.axes)
+        logical = info.shape
+        if choice.winograd and what == "operand 1":
+            points = minimal(choice.winograd).points
+            logical = tuple(points if a in "HW" else e for a, e in zip(info.axes, logical, strict=True))
+        shape = layout.physical_shape(logical, info.axes)
         if shape != got:
             found.append(Mismatch(op.name, f"shape of {what} in {layout}", str(shape), str(got)))
     return found

@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 
 from layoutsearch.errors import PlanError
-from layoutsearch.layout.candidate import Candidate
+from layoutsearch.layout.candidate import DIRECT, Candidate
 from layoutsearch.layout.layout import Layout
 from layoutsearch.plan.schema import PLAN_SCHEMA, SCHEMA_ID, SECTIONS, digests
 from layoutsearch.schedule.value import Schedule
@@ -27,7 +27,7 @@ class PlanOp:
         id: stable id in the canonical module.
         kind: most specific kind, such as `conv2d_depthwise`.
         workload: key of the fused kernel it is in.
-        choice: its layouts; None for a frozen operator (listed because its kernel has a tuned schedule).
+        choice: its layouts and algorithm; None for a frozen operator (listed because its kernel has a tuned schedule).
         schedule: of the kernel, on the kernel's root; None means the default of this version.
         fused_into: id of the root of its kernel, None for the root itself.
         predicted_us: kernel time in the additive model, on the root.
@@ -42,7 +42,6 @@ class PlanOp:
     choice: Candidate | None
     schedule: Schedule | None = None
     scope: str = "global"
-    algorithm: str = "direct"
     fused_into: str | None = None
     predicted_us: float | None = None
     measured_us: float | None = None
@@ -60,7 +59,7 @@ class PlanOp:
             "kernel_layout": str(choice.kernel) if choice and choice.kernel else None,
             "out_layout": str(choice.out) if choice else None,
             "scope": self.scope,
-            "algorithm": self.algorithm,
+            "algorithm": choice.algorithm if choice else DIRECT,
             "schedule": self.schedule.to_json() if self.schedule else None,
             "fused_into": self.fused_into,
             "predicted_us": self.predicted_us,
@@ -75,11 +74,12 @@ class PlanOp:
         choice = None
         if data["data_layout"] is not None:
             try:
-                kernel = Layout(data["kernel_layout"]) if data["kernel_layout"] else None
-                choice = Candidate(Layout(data["data_layout"]), kernel, Layout(data["out_layout"]))
+                choice = Candidate.of(
+                    data["data_layout"], data["kernel_layout"], data["out_layout"], data["algorithm"]
+                )
             except (ValueError, TypeError) as error:
                 raise PlanError(f"op {data['id']}: {error}") from None
-        rest = {k: data[k] for k in ("scope", "algorithm", "fused_into", "predicted_us", "measured_us", "uniform_us")}
+        rest = {k: data[k] for k in ("scope", "fused_into", "predicted_us", "measured_us", "uniform_us")}
         schedule = Schedule.from_json(data["schedule"]) if data["schedule"] is not None else None
         return cls(data["id"], data["kind"], data["workload"], choice, schedule, why=data["why"], **rest)
 

@@ -21,6 +21,7 @@ from layoutsearch.schedule.anatomy import Anatomy, Stage
 from layoutsearch.schedule.builder import load, unravel
 from layoutsearch.schedule.indexing import Coordinate, Expr, flat, physical_indices, static_shape
 from layoutsearch.schedule.value import ScheduleError
+from layoutsearch.schedule.winograd import KERNEL
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,8 @@ class Contraction:
         source, weights, output: The buffers.
         position: Number of the anchor among the stages.
         pad: The absorbed `pad` stage: the taps know the border.
+        winograd: m of F(m x m, 3 x 3), whose transformed weights are (m + 2) x (m + 2); 0 for the direct algorithm. The
+            phases are those of the 3 x 3 kernel.
     """
 
     batch: int
@@ -183,6 +186,7 @@ class Contraction:
     output: tirx.Buffer
     position: int
     pad: Stage | None
+    winograd: int = 0
 
     @property
     def depthwise(self) -> bool:
@@ -248,17 +252,20 @@ def _convolution(anatomy: Anatomy, stage: Stage, position: int, attrs: dict[str,
     data_l, kernel_l, out_l = (Layout(name) for name in attrs["layouts"])
     data, weights = _operands(stage)
     pads, strides, dilation, groups = attrs["padding"], attrs["strides"], attrs["dilation"], attrs["groups"]
-    transposed = attrs["op"] == "conv2d_transpose"
+    transposed, winograd = attrs["op"] == "conv2d_transpose", attrs["op"] == "conv2d_winograd"
     pad = anatomy.producer(data)
-    if not transposed and any(pads):
-        if not isinstance(pad, Stage) or pad.name != "pad":
-            raise ScheduleError("the anchor conv2d is padded but no pad block comes before it")
+    if isinstance(pad, Stage) and pad.name == "pad" and not transposed:
         data = pad.loads[0].source
+    elif any(pads) and not transposed:
+        raise ScheduleError("the anchor conv2d is padded but no pad block comes before it")
     else:
         pad = None
     n, c, h, w = data_l.logical_shape(static_shape(data.shape), "NCHW")
     _, k, oh, ow = out_l.logical_shape(static_shape(stage.buffer.shape), "NCHW")
     *_, kh, kw = kernel_l.logical_shape(static_shape(weights.shape), "IOHW" if transposed else "OIHW")
+    outputs = kh - KERNEL + 1 if winograd else 0
+    if winograd:
+        kh = kw = KERNEL
     make = transposed_phases if transposed else conv_phases
     per_group_in, per_group_out = c // groups, k // groups
     dtype = str(stage.buffer.dtype)
@@ -300,6 +307,7 @@ def _convolution(anatomy: Anatomy, stage: Stage, position: int, attrs: dict[str,
         output=stage.buffer,
         position=position,
         pad=pad if isinstance(pad, Stage) else None,
+        winograd=outputs,
     )
 
 

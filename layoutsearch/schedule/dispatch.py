@@ -10,11 +10,12 @@ from layoutsearch.schedule import builder as b
 from layoutsearch.schedule.anatomy import Anatomy, Epilogue, Opaque, Stage, epilogue
 from layoutsearch.schedule.contraction import contraction
 from layoutsearch.schedule.target import TargetInfo
-from layoutsearch.schedule.templates import channels, channels_guess, flat, flat_guess, reshape
+from layoutsearch.schedule.templates import channels, channels_guess, flat, flat_guess, reshape, winograd, winograd_guess
 from layoutsearch.schedule.templates.loops import emit_stages
 from layoutsearch.schedule.value import Schedule, ScheduleError
 from layoutsearch.schedule.vector_math import vectorizable
 
+_KERNELS = {"flat": flat.FlatKernel, "channels": channels.ChannelsKernel, "winograd": winograd.WinogradKernel}
 LOOPS = Schedule.make("loops")
 RESHAPE = Schedule.make("reshape")
 
@@ -30,6 +31,8 @@ def candidates(func: tirx.PrimFunc, target: TargetInfo) -> list[Schedule]:
     c = contraction(Anatomy.of(func))
     if c is None:
         return [LOOPS]
+    if c.winograd:
+        return winograd_guess.schedules(c, target)
     return flat_guess.schedules(c, target) if flat.applies(c) else channels_guess.schedules(c, target)
 
 
@@ -61,8 +64,9 @@ def apply(func: tirx.PrimFunc, schedule: Schedule, target: TargetInfo) -> tirx.P
         tail = Epilogue(c.output, (), {}, True)
         rest = anatomy.stages[c.position + 1 :]
     before = [s for s in anatomy.stages[: c.position] if s is not c.pad]
-    kernel = flat.FlatKernel if schedule.template == "flat" else channels.ChannelsKernel
-    main = kernel(c, tail, schedule, target).emit()
+    if (schedule.template == "winograd") != bool(c.winograd):
+        raise ScheduleError(f"schedule template {schedule.template} is for another algorithm than the kernel's")
+    main = _KERNELS[schedule.template](c, tail, schedule, target).emit()
     return _finish(anatomy, [*_generic(anatomy, before, target), *main, *_generic(anatomy, rest, target)])
 
 

@@ -39,6 +39,9 @@ TEMPLATES: dict[str, TemplateSpec] = {
         },
     ),
     "flat": TemplateSpec(1, {"channels": (1, 32), "vectors": (1, 8), "rows": (1, 1 << 16)}),
+    "winograd": TemplateSpec(
+        1, {"tile": (1, 64), "vectors": (1, 16), "strips": (1, 1 << 16), "outer": ("channels", "tiles")}
+    ),
     "loops": TemplateSpec(1, {}),
     "reshape": TemplateSpec(1, {}),
 }
