@@ -18,7 +18,7 @@ from layoutsearch.cost.train import Rows, rows_of
 from layoutsearch.cost.whole import WholeShape, whole_shape
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.measure.profile import DeviceProfile
-from layoutsearch.measure.results import undisturbed_us
+from layoutsearch.measure.results import cost_us
 from layoutsearch.replay.table import RecordedWhole, Table
 from layoutsearch.schedule.target import TargetInfo
 from layoutsearch.search.solve import solve
@@ -218,7 +218,7 @@ def _shape(case: _Case, model: CostModel, whole: RecordedWhole) -> WholeShape:
     for index, (node, choice) in enumerate(zip(table.skeleton.nodes, whole.solution, strict=True)):
         candidate = node.choices[choice]
         known = table.of(node.workload, candidate)
-        us = undisturbed_us(known.tries[special[index]]) if index in special else known.best_us
+        us = cost_us(special[index], known.tries[special[index]]) if index in special else known.best_us
         kernels.append((node.workload.facts, candidate, us))
     transforms = [(key, table.transform(key).best_us) for key in table.skeleton.transforms(whole.solution)]
     return whole_shape(kernels, transforms, model.machine)

@@ -15,7 +15,7 @@ from layoutsearch.cost.conformal import Spread, conformal_sigma, shared_part
 
 FEW_ROWS = 30
 _FOLDS = 8
-_SEEDS = 3
+_SEEDS = 5
 _PARAMS: dict[str, Any] = {
     "objective": "reg:pseudohubererror",
     "huber_slope": 0.1,

@@ -12,7 +12,7 @@ from layoutsearch.cost.rows import KernelRow, TransformRow
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.transform import TransformKey
 from layoutsearch.measure.records import RecordContext, RecordStore
-from layoutsearch.measure.results import Measurement, undisturbed_us
+from layoutsearch.measure.results import Measurement, cost_us
 from layoutsearch.schedule.target import TargetInfo
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ def rows_of_store(store: RecordStore, context: RecordContext, model: str = "") -
     latest: dict[tuple[str, str], dict[str, float]] = {}
     for record in store.records(context, flush=True):
         if record.measurement.ok:
-            latest.setdefault((record.workload, record.candidate), {})[record.schedule] = undisturbed_us(
-                record.measurement
+            latest.setdefault((record.workload, record.candidate), {})[record.schedule] = cost_us(
+                record.schedule, record.measurement
             )
         else:
             latest.get((record.workload, record.candidate), {}).pop(record.schedule, None)

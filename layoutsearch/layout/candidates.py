@@ -151,14 +151,13 @@ def nearest(candidates: Sequence[Candidate], wanted: Layout) -> Candidate:
     """The candidate of a uniform layout: `wanted` itself, or the largest legal divisor of its block, else the original.
 
     For a blocked `wanted`, each side of a convolution takes the largest block that divides the wanted one; a side that
-    has none is unblocked. The algorithm is the direct one: a uniform assignment is what can be had without a search.
+    has none is unblocked. Of algorithms, the direct one.
     """
 
     def distance(candidate: Candidate) -> tuple[int, int, int]:
         return (_miss(candidate.data, wanted), _miss(candidate.out, wanted), len(str(candidate)))
 
-    direct = [c for c in candidates if c.algorithm == DIRECT]
-    return min(direct or candidates, key=distance)
+    return min(candidates, key=distance)
 
 
 def _miss(layout: Layout, wanted: Layout) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 from layoutsearch.layout.graph import LayoutGraph
 from layoutsearch.measure.models import SAMPLE_S
 from layoutsearch.measure.records import canonical_json
-from layoutsearch.measure.results import undisturbed_us
+from layoutsearch.measure.results import cost_us
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.replay.clock import SimulatedBudget
 from layoutsearch.replay.lab import WORKERS
@@ -89,7 +89,7 @@ class SimulatedTimes:
         known = self._table.of(kernel.workload, kernel.choices[solution[node]])
         if schedule not in known.tries:
             raise TableError(f"{self._table.source} has no schedule {schedule} of {kernel.workload.summary}")
-        return undisturbed_us(known.tries[schedule]) - known.best_us
+        return cost_us(schedule, known.tries[schedule]) - known.best_us
 
     def _draw(self, count: int, *about: Any) -> int:
         digest = hashlib.sha256(repr((self._table.id, *about)).encode()).digest()

@@ -16,9 +16,9 @@ from layoutsearch.cost.model import CostModel, Prediction
 from layoutsearch.cost.posterior import Evidence, Posterior
 from layoutsearch.cost.rows import KernelRow, TransformRow
 from layoutsearch.layout.layout import Layout
-from layoutsearch.measure.results import Measurement
+from layoutsearch.measure.results import Measurement, cost_us
 from layoutsearch.search.cost_index import CostIndex, FloatArray, IntArray
-from layoutsearch.search.known import Known, Lab, undisturbed_us
+from layoutsearch.search.known import Known, Lab
 
 Refit = Callable[[Sequence[KernelRow], Sequence[TransformRow]], CostModel]
 
@@ -88,7 +88,7 @@ class Beliefs:
             self._next_fit = 2 * int(seen.seen.sum())
             self._priors, self._refitted = self._predicted(self._refit(*self._rows())), True
         curves = [
-            [undisturbed_us(m) for m in known.tries.values()]
+            [cost_us(s, m) for s, m in known.tries.items()]
             for known, over in zip(kernels, seen.over, strict=True)
             if over and len(known.tries) >= _CURVE_TRIES
         ]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.transform import TransformKey
-from layoutsearch.measure.results import Measurement, undisturbed_us
+from layoutsearch.measure.results import Measurement, cost_us
 from layoutsearch.search.workloads import Workload
 
 # Names the record that speaks of a candidate as a whole: no further schedule exists, or none can be built.
@@ -30,8 +30,8 @@ class Known:
 
     @property
     def ranked(self) -> list[tuple[str, float]]:
-        """Schedules that ran with their times, fastest first; see `undisturbed_us`."""
-        ok = [(s, undisturbed_us(m)) for s, m in self.tries.items() if m.ok]
+        """Schedules that ran with their costs, fastest first; see `cost_us`."""
+        ok = [(s, cost_us(s, m)) for s, m in self.tries.items() if m.ok]
         return sorted(ok, key=lambda pair: pair[1])
 
     @property
