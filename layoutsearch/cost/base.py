@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from layoutsearch.cost.loops import Loops, loops_of
 from layoutsearch.cost.machine import Machine
 from layoutsearch.cost.tiles import Tile, best_tile, matmul_tile
-from layoutsearch.cost.walk import SMALL, transform_walk
 from layoutsearch.cost.touched import extra_weight_bytes
+from layoutsearch.cost.walk import SMALL, transform_walk
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.facts import KernelFacts
 from layoutsearch.layout.transform import TransformKey

@@ -32,16 +32,14 @@ class Candidate:
     algorithm: str = DIRECT
 
     @classmethod
-    def of(
-        cls, data: str, kernel: str | None = None, out: str | None = None, algorithm: str = DIRECT
-    ) -> Candidate:
+    def of(cls, data: str, kernel: str | None = None, out: str | None = None, algorithm: str = DIRECT) -> Candidate:
         """Build from strings; `out` defaults to `data`.
 
         Raises:
             ValueError: not a layout, or no such algorithm.
         """
         if algorithm not in ALGORITHMS:
-            raise ValueError(f"unknown algorithm {algorithm!r}; known are {', '.join(ALGORITHMS)}")
+            raise ValueError(f"{algorithm!r} is not an algorithm; known are {', '.join(ALGORITHMS)}")
         return cls(Layout(data), Layout(kernel) if kernel else None, Layout(out or data), algorithm)
 
     @classmethod
@@ -72,7 +70,9 @@ class Candidate:
             return cls.of(parts[0], parts[1], parts[2])
         if len(parts) == 2:
             return cls.of(parts[0], None, parts[1])
-        raise ValueError(f"{text!r} is not a candidate; expected DATA,OUT or DATA,KERNEL,OUT or DATA,KERNEL,OUT,ALGORITHM")
+        raise ValueError(
+            f"{text!r} is not a candidate; expected DATA,OUT or DATA,KERNEL,OUT or DATA,KERNEL,OUT,ALGORITHM"
+        )
 
 
 def choice_text(choice: Candidate | None) -> str:

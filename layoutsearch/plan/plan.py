@@ -14,7 +14,6 @@ import jsonschema
 
 from layoutsearch.errors import PlanError
 from layoutsearch.layout.candidate import DIRECT, Candidate
-from layoutsearch.layout.layout import Layout
 from layoutsearch.plan.schema import PLAN_SCHEMA, SCHEMA_ID, SECTIONS, digests
 from layoutsearch.schedule.value import Schedule
 
@@ -74,9 +73,7 @@ class PlanOp:
         choice = None
         if data["data_layout"] is not None:
             try:
-                choice = Candidate.of(
-                    data["data_layout"], data["kernel_layout"], data["out_layout"], data["algorithm"]
-                )
+                choice = Candidate.of(data["data_layout"], data["kernel_layout"], data["out_layout"], data["algorithm"])
             except (ValueError, TypeError) as error:
                 raise PlanError(f"op {data['id']}: {error}") from None
         rest = {k: data[k] for k in ("scope", "fused_into", "predicted_us", "measured_us", "uniform_us")}

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from tvm import tirx
 
 from layoutsearch.schedule import builder as b
 from layoutsearch.schedule.anatomy import Anatomy, Epilogue, Opaque, Stage, epilogue
-from layoutsearch.schedule.contraction import contraction
+from layoutsearch.schedule.contraction import Contraction, contraction
 from layoutsearch.schedule.target import TargetInfo
-from layoutsearch.schedule.templates import channels, channels_guess, flat, flat_guess, reshape, winograd, winograd_guess
+from layoutsearch.schedule.templates import (
+    channels,
+    channels_guess,
+    flat,
+    flat_guess,
+    reshape,
+    winograd,
+    winograd_guess,
+)
 from layoutsearch.schedule.templates.loops import emit_stages
 from layoutsearch.schedule.value import Schedule, ScheduleError
 from layoutsearch.schedule.vector_math import vectorizable
 
-_KERNELS = {"flat": flat.FlatKernel, "channels": channels.ChannelsKernel, "winograd": winograd.WinogradKernel}
+
+class _Emits(Protocol):
+    def emit(self) -> list[tirx.Stmt]: ...
+
+
+_KERNELS: dict[str, Callable[[Contraction, Epilogue, Schedule, TargetInfo], _Emits]] = {
+    "flat": flat.FlatKernel,
+    "channels": channels.ChannelsKernel,
+    "winograd": winograd.WinogradKernel,
+}
 LOOPS = Schedule.make("loops")
 RESHAPE = Schedule.make("reshape")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -113,7 +113,7 @@ OUTPUTS = tuple(_MINIMAL)
 """Known m."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def minimal(outputs: int) -> Minimal:
     """F(`outputs`, 3).
 

@@ -39,6 +39,13 @@ match = { op = "nn.conv2d", in_channels = { max = 4 } }
 layouts = ["NCHW", "NHWC", "NCHW->NHWC", "NCHW->NCHW{o}c", "NHWC->NCHW{o}c", "NCHW{i}c->NCHW{o}c"]
 
 [[rule]]
+name = "winograd"
+match = { op = "nn.conv2d", kernel = [3, 3], stride = [1, 1], dilation = [1, 1], grouped = false }
+layouts = ["NCHW", "NHWC", "NCHW->NCHW{o}c", "NCHW{i}c->NHWC", "NCHW{i}c->NCHW{o}c", "NHWC:HWOI8o@winograd2",
+           "NHWC:OHWI4o@winograd4", "NCHW{i}c->NCHW{o}c:HWOI{i}i{o}o@winograd2", "NCHW{i}c->NHWC@winograd4",
+           "NHWC->NCHW{o}c@winograd4"]
+
+[[rule]]
 name = "convolutions"
 match = { op = "nn.conv2d" }
 layouts = ["NCHW", "NHWC", "NHWC->NCHW", "NCHW->NCHW{o}c", "NCHW{i}c->NCHW", "NCHW{i}c->NHWC", "NCHW{i}c->NCHW{o}c",
@@ -54,8 +61,8 @@ name = "rest"
 match = {}
 layouts = ["NCHW", "NHWC", "NCHW{b}c"]
 """
-ERROR = 2e-5
-"""Of the output's range; convolutions add in another order than the reference."""
+ERROR = 5e-5
+"""Of the output's range; convolutions add in another order than the reference, and Winograd's lose a digit."""
 
 
 TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})

@@ -15,6 +15,7 @@ import tvm
 from tvm import relax, tirx
 
 from layoutsearch.layout.layout import Layout
+from layoutsearch.schedule.winograd import minimal
 
 Array = np.ndarray
 Value = Any
@@ -114,6 +115,19 @@ def _anchor(call: relax.Call, *args: Value) -> Array:
     run = _kernel(name, attrs, tuple(a.shape for a in arrays), size)
     result = run(*(tvm.runtime.tensor(np.ascontiguousarray(a, dtype="float32")) for a in arrays)).numpy()
     return from_primal(result, out, primal)
+
+
+def _winograd(call: relax.Call, data: Array, weights: Array) -> Array:
+    """The direct convolution by the kernels that the transformed weights come from."""
+    attrs = call.attrs
+    x = to_primal(data, str(attrs.data_layout), "NCHW")
+    u = to_primal(weights, str(attrs.kernel_layout), "OIHW").astype("float64")
+    back = np.linalg.pinv(np.array(minimal(u.shape[2] - 2).weights))
+    top, left, bottom, right = (int(p) for p in attrs.padding)
+    padded = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
+    out = np.einsum("nchwyx,ocyx->nohw", windows, back @ u @ back.T, optimize=True)
+    return from_primal(out.astype(data.dtype), str(attrs.out_layout or attrs.data_layout), "NCHW")
 
 
 def _plain(value: Any) -> Any:
@@ -219,6 +233,7 @@ def _numpy(function: Callable[..., Array]) -> Callable[..., Array]:
 _ANCHORS = ("nn.conv2d", "nn.conv2d_transpose", "nn.max_pool2d", "nn.avg_pool2d", "nn.adaptive_avg_pool2d")
 _OPS: dict[str, Callable[..., Value]] = {
     **dict.fromkeys((*_ANCHORS, "image.resize2d"), _anchor),
+    "layoutsearch.conv2d_winograd": _winograd,
     **{
         name: _numpy(getattr(np, name))
         for name in (

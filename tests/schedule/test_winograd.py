@@ -55,9 +55,7 @@ def kernel(conv: Conv, m: int, shapes: list[tuple[int, ...]]):  # type: ignore[n
     data, weights, out = conv.layouts
 
     def build(x: relax.Var, u: relax.Var, r: relax.Var) -> relax.Expr:
-        direct = relax.op.nn.conv2d(
-            x, u, padding=conv.padding, data_layout=data, kernel_layout=weights, out_layout=out
-        )
+        direct = relax.op.nn.conv2d(x, u, padding=conv.padding, data_layout=data, kernel_layout=weights, out_layout=out)
         return relax.op.nn.relu(relax.op.add(winograd_call(direct, x, u), r))
 
     return k.fused(build, *shapes)

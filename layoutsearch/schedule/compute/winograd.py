@@ -73,9 +73,7 @@ def conv2d_winograd(
     def compute(*indices: tirx.Expr) -> tirx.Expr:
         at = logical_coordinates(out_l, indices)
         y, x = at["H"], at["W"]
-        element = source(
-            *physical_indices(data_l, {"N": at["N"], "C": rc, "H": y // m * m + ty, "W": x // m * m + tx})
-        )
+        element = source(*physical_indices(data_l, {"N": at["N"], "C": rc, "H": y // m * m + ty, "W": x // m * m + tx}))
         u = weight(*physical_indices(kernel_l, {"O": at["C"], "I": rc, "H": ey, "W": ex}))
         value = element.astype(dtype) * u.astype(dtype)
         for matrix, row, column in (

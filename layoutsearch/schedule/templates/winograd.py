@@ -1,4 +1,4 @@
-"""Convolutions by Winograd's F(m x m, 3 x 3): tiles of inputs transformed, one matrix product a point, tiles of outputs.
+"""Convolutions by Winograd's F(m x m, 3 x 3): inputs transformed, a matrix product a point, outputs transformed.
 
 The output is cut into tiles of m x m pixels, and those into blocks of `strips * tile` of them. All products of a block
 with some vectors of output channels are made point by point, (m + 2)^2 small matrix products whose accumulators stay in
@@ -69,6 +69,14 @@ class Tiling:
     def first_of_strip(self, index: Expr) -> Expr:
         """First tile of a register tile within its block."""
         return _start(index, self.tile, self.block, self.strips)
+
+
+@dataclass(frozen=True)
+class Input:
+    """Where an input of a tile is read along one axis, and whether it is in the tensor (None: always)."""
+
+    at: Expr
+    inside: Expr | None
 
 
 def _start(index: Expr, size: int, total: int, pieces: int) -> Expr:
@@ -149,42 +157,22 @@ class WinogradKernel:
 
     def _transform_input(self, chunk: Expr, tile: Expr, slot: Expr) -> tirx.Stmt:
         """B^T d B of one tile and one vector of channels, into `slot` of the transformed inputs."""
-        c, m, points = self.c, self.c.winograd, self.form.points
-        (n, row, column), bound = self._place(tile)
-        (top, left), more = _bind_all(top=row * m + c.rows[0].offset0, left=column * m + c.columns[0].offset0)
-        inner = tirx.all(top >= 0, left >= 0, top <= c.height - points, left <= c.width - points)
-        borders = c.rows[0].offset0 < 0 or c.columns[0].offset0 < 0 or self._overhangs(points)
-        body = self._input_tile(n, chunk, top, left, slot, inside=True)
-        if borders:
-            body = tirx.IfThenElse(inner, body, self._input_tile(n, chunk, top, left, slot, inside=False))
-        return b.seq([*bound, *more, body])
-
-    def _overhangs(self, points: int) -> bool:
-        m, tiling = self.c.winograd, self.tiling
-        ends = [
-            (count - 1) * m + phase.offset0 + points > extent
-            for count, phase, extent in (
-                (tiling.rows, self.c.rows[0], self.c.height),
-                (tiling.columns, self.c.columns[0], self.c.width),
-            )
-        ]
-        return any(ends)
-
-    def _input_tile(self, n: Expr, chunk: Expr, top: Expr, left: Expr, slot: Expr, inside: bool) -> tirx.Stmt:
-        points, width, dtype = self.form.points, self.width, self.c.dtype
+        c, points = self.c, self.form.points
+        width, dtype = self.width, c.dtype
+        (n, row, column), out = self._place(tile)
+        ys, rows_bound = self._inputs_along("y", row, c.rows[0].offset0, self.tiling.rows, c.height)
+        xs, columns_bound = self._inputs_along("x", column, c.columns[0].offset0, self.tiling.columns, c.width)
         raw = b.registers("raw", points * width, dtype)
         half = b.registers("half", points * points * width, dtype)
-        out: list[tirx.Stmt] = [tirx.AllocBuffer(raw), tirx.AllocBuffer(half)]
+        out += [*rows_bound, *columns_bound, tirx.AllocBuffer(raw), tirx.AllocBuffer(half)]
         for x in range(points):
             for y in range(points):
 
                 def element(v: Expr, y: int = y, x: int = x) -> tirx.Stmt:
-                    value = self.c.data(n, Split(chunk, width, v), top + y, left + x)
-                    if not inside:
-                        within = tirx.all(
-                            top + y >= 0, top + y < self.c.height, left + x >= 0, left + x < self.c.width
-                        )
-                        value = tirx.if_then_else(within, value, b.const(0, dtype))
+                    value = c.data(n, Split(chunk, width, v), ys[y].at, xs[x].at)
+                    tests = [i.inside for i in (ys[y], xs[x]) if i.inside is not None]
+                    if tests:
+                        value = tirx.Select(tirx.all(*tests), value, b.const(0, dtype))
                     return b.store(raw, value, y * width + v)
 
                 out.append(b.vectorized("v", width, element))
@@ -194,10 +182,29 @@ class WinogradKernel:
             out += self._parts(half, y * points, 1, self.inputs, (y, base), 1)
         return b.seq(out)
 
+    def _inputs_along(
+        self, name: str, tile: Expr, offset: int, tiles: int, extent: int
+    ) -> tuple[list[Input], list[tirx.Stmt]]:
+        """The inputs of a tile along one axis, bound to names.
+
+        Those outside the tensor are read at its edge and not used: a tile without branches is built in half the time.
+        """
+        m, points = self.c.winograd, self.form.points
+        (first,), out = _bind_all(**{name: tile * m + offset})
+        found = []
+        for i in range(points):
+            if i + offset >= 0 and (tiles - 1) * m + i + offset < extent:
+                found.append(Input(first + i, None))
+                continue
+            (at,), bound = _bind_all(**{f"{name}{i}": tirx.max(tirx.min(first + i, extent - 1), 0)})
+            out += bound
+            found.append(Input(at, at == first + i))
+        return found, out
+
     def _parts(
         self, source: tirx.Buffer, start: int, step: int, target: tirx.Buffer, at: Expr, stride: int
     ) -> list[tirx.Stmt]:
-        """B^T of the column at `start`, `start + step`, ... of `source` (in vectors), part e to its place in `target`."""
+        """B^T of the column at `start`, `start + step`, ... of `source` (in vectors), each part to its place."""
         points, width = self.form.points, self.width
 
         def put(e: int, v: Expr) -> tirx.Stmt:
@@ -231,7 +238,9 @@ class WinogradKernel:
         products = b.thread_scratch("products", points * points * stride, self.c.dtype)
 
         def point(ey: Expr, ex: Expr) -> tirx.Stmt:
-            return b.loop("strip", tiling.strips, lambda s: self._product(runs, products, stride, span, ey, ex, slot, s))
+            return b.loop(
+                "strip", tiling.strips, lambda s: self._product(runs, products, stride, span, ey, ex, slot, s)
+            )
 
         def outputs(i: Expr) -> tirx.Stmt:
             return self._outputs(runs, products, stride, span, first + i, i)

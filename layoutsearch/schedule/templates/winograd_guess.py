@@ -1,4 +1,8 @@
-"""Which schedules of the `winograd` template to try, in which order: by estimated cycles of its three steps."""
+"""Which schedules of the `winograd` template to try, in which order: by estimated cycles of a thread.
+
+Products are bound by multiply-adds or loads; what decides between schedules beyond that is where the transformed inputs
+and the weights come from each time they are walked.
+"""
 
 from __future__ import annotations
 
@@ -8,61 +12,77 @@ from layoutsearch.schedule.templates.lanes import Lanes
 from layoutsearch.schedule.templates.winograd import Tiling
 from layoutsearch.schedule.value import Schedule
 
+# Cycles by which a vector costs more than from the first cache: from the second, from another core's or the third, cold
+# from memory that all threads share.
+_SECOND, _THIRD, _COLD = 0.5, 5.0, 8.0
+_VECTORS = (1, 2, 3, 4, 6)
+_STRIPS = (1, 2, 4, 8, 16)
+_ALIKE = 4
+_MOST = 24
+
 
 def schedules(c: Contraction, target: TargetInfo) -> list[Schedule]:
-    """Legal schedules, best guesses first, the first few different in every decision."""
+    """Legal schedules, best guesses first; of those alike in order and vectors, the best few."""
     lanes = Lanes.of(c, target)
-    points = (c.winograd + 2) ** 2
     total = Tiling.of(c, 1, 1).total
-    # Both the transformed inputs of a block and a part of the weights should stay in the second cache.
-    held = max(1, target.l2_bytes // 2 // (4 * points * c.in_channels))
+    registers = target.registers - (1 if target.broadcast_operand else 2)
     found: dict[Schedule, float] = {}
-    for vectors in (v for v in (1, 2, 3, 4, 6) if v <= max(1, lanes.full)):
-        registers = target.registers - (1 if target.broadcast_operand else 2)
+    for vectors in (v for v in _VECTORS if v <= max(1, lanes.full)):
         for tile in range(1, min(total, max(1, (registers - vectors) // vectors)) + 1):
-            for strips in (1, 2, 4, 8, 16):
-                if strips > 1 and tile * (strips // 2) >= total:
-                    break
+            for strips in (s for s in _STRIPS if s == 1 or tile * s < 2 * total):
+                tiling = Tiling.of(c, tile, strips)
+                if tiling.tile != tile:
+                    continue
                 for outer in ("channels", "tiles"):
-                    tiling = Tiling.of(c, tile, strips)
-                    if tiling.tile != tile or (outer == "tiles" and tiling.blocks == 1 and target.threads > 1):
+                    if outer == "tiles" and tiling.blocks < target.threads:
                         continue
                     schedule = Schedule.make("winograd", tile=tile, vectors=vectors, strips=strips, outer=outer)
-                    found[schedule] = _cost(c, lanes, tiling, vectors, outer, held, target)
-    ranked = sorted(found, key=lambda s: found[s])
+                    found[schedule] = _cycles(c, lanes, tiling, vectors, outer == "channels", target)
     out: list[Schedule] = []
     seen: dict[tuple[object, ...], int] = {}
-    for schedule in ranked:
+    for schedule in sorted(found, key=lambda s: found[s]):
         kind = (schedule["outer"], schedule["vectors"])
-        if seen.get(kind, 0) < 4:
-            seen[kind] = seen.get(kind, 0) + 1
+        seen[kind] = seen.get(kind, 0) + 1
+        if seen[kind] <= _ALIKE:
             out.append(schedule)
-    return out[:24]
+    return out[:_MOST]
 
 
-def _cost(
-    c: Contraction, lanes: Lanes, tiling: Tiling, vectors: int, outer: str, held: int, target: TargetInfo
-) -> float:
-    """Cycles, roughly: multiply-adds and loads at two a cycle, transforms, weights again for every block."""
-    points, m, threads = (c.winograd + 2) ** 2, c.winograd, target.threads
-    channel_tiles = lanes.tiles(vectors)
-    covered = tiling.blocks * tiling.strips
+def _cycles(c: Contraction, lanes: Lanes, tiling: Tiling, vectors: int, shared: bool, target: TargetInfo) -> float:
+    """Estimated cycles of the busiest thread."""
+    points, threads = (c.winograd + 2) ** 2, target.threads
+    channel_tiles, blocks = lanes.tiles(vectors), tiling.blocks
+    chunks = c.in_channels / target.lanes
+    # What one thread does: (tiles of channels, block) pairs, blocks whose inputs it transforms.
+    pairs = -(-channel_tiles * blocks // threads) if shared else -(-blocks // threads) * channel_tiles
     step = max(tiling.tile * vectors / 2, (tiling.tile + vectors) / 2, 4.0) + 0.5
-    products = points * channel_tiles * covered * (c.in_channels * step + tiling.tile * vectors + 12)
-    tiles = tiling.blocks * tiling.block if outer == "tiles" else tiling.total
-    inputs = tiles * c.in_channels / target.lanes * points * 3
-    outputs = tiling.blocks * tiling.block * c.out_channels / lanes.width * (points * 2 + m * m * 2)
-    # A vector of weights from the second cache takes about as long as two multiply-adds, from further out as four.
-    readers = threads if outer == "tiles" else 1
+    products = pairs * tiling.strips * points * (c.in_channels * step + tiling.tile * vectors + 20)
+    outputs = pairs * tiling.block * vectors * points * 3.0
+    transformed = tiling.total / threads if shared else -(-blocks // threads) * tiling.block
+    inputs = transformed * chunks * points * 4.0
+    return products + outputs + inputs + _traffic(c, lanes, tiling, channel_tiles, pairs, shared, target)
+
+
+def _traffic(
+    c: Contraction,
+    lanes: Lanes,
+    tiling: Tiling,
+    channel_tiles: int,
+    pairs: int,
+    shared: bool,
+    target: TargetInfo,
+) -> float:
+    """Cycles of one thread for vectors that are not in its first cache."""
+    points, threads, half = (c.winograd + 2) ** 2, target.threads, target.l2_bytes // 2
+    vector_bytes = 4 * target.lanes
+    held = points * (tiling.total if shared else tiling.block) * c.in_channels / target.lanes
+    walked = points * tiling.block * c.in_channels / target.lanes
+    near = _SECOND if held * vector_bytes <= half else _THIRD
+    inputs = pairs * walked * near
+    if shared:
+        # Once everything comes from the core that transformed it.
+        inputs += held * (1 - 1 / threads) * _THIRD
     weights = points * c.in_channels * c.out_channels / lanes.width
-    fits = weights * lanes.width * 4 <= target.l2_bytes // 2
-    again = weights * tiling.blocks * (0.5 if fits else 2.0) + weights * readers * 2.0
-    spills = 0.0
-    in_cache = tiling.block if outer == "tiles" else tiling.total
-    if in_cache > held:
-        again_inputs = points * in_cache * c.in_channels / target.lanes
-        spills = again_inputs * (channel_tiles if outer == "channels" else channel_tiles) * tiling.blocks * 1.0
-        spills /= tiling.blocks if outer == "channels" else 1
-    tasks = tiling.blocks if outer == "tiles" else channel_tiles * tiling.blocks
-    imbalance = -(-tasks // threads) * threads / tasks
-    return (products + outputs + again + spills) * imbalance + inputs * (imbalance if outer == "tiles" else 1.0)
+    own = weights / threads if shared else weights
+    again = max(0.0, pairs / channel_tiles - (1 / threads if shared else 1)) * weights
+    return inputs + own * _COLD + again * (_SECOND if own * 4 * lanes.width <= half else _THIRD)
