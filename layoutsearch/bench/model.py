@@ -20,7 +20,9 @@ from layoutsearch.plan.compile import load_for
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.search.jobs import PLAN, REFERENCE, PlanJob, file_stamp
 
-PEERS = ("onnxruntime", "tvm")
+EXTERNAL = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+"""Runtimes that read the ONNX file themselves."""
+PEERS = (*EXTERNAL, "tvm")
 _BUILD_S = 900.0
 _SAMPLES = 3
 
@@ -36,7 +38,7 @@ def bench_model(
     seed: int = 0,
     tell: Callable[[str], None] = lambda text: None,
 ) -> tuple[BenchResult, dict[str, Any]]:
-    """Compare the plan with each of `against`: `onnxruntime`, `tvm` (its default build) or the path of another plan.
+    """Compare the plan with each of `against`: `onnxruntime`, `openvino`, `tvm` (its default build) or a plan.json.
 
     Returns:
         The result, and a JSON object with times in milliseconds and ratios with intervals.
@@ -49,29 +51,30 @@ def bench_model(
     count = threads or plan.threads
     samples = tuple(tuple(sample_inputs(loaded.inputs, s)) for s in range(_SAMPLES))
     others = {name: None if name in PEERS else LayoutPlan.load(_plan_file(name)) for name in against}
-    if "onnxruntime" in others and importlib.util.find_spec("onnxruntime") is None:
-        raise LayoutSearchError("ONNX Runtime is not installed; run: pip install 'layoutsearch[bench]'")
+    for name in others:
+        if name in EXTERNAL and importlib.util.find_spec(name) is None:
+            raise LayoutSearchError(f"{EXTERNAL[name]} is not installed; run: pip install 'layoutsearch[bench]'")
     path = str(Path(model).resolve())
     shapes = tuple((i.name, tuple(i.shape)) for i in loaded.inputs)
     with tempfile.TemporaryDirectory(prefix="layoutsearch-") as folder:
         with Builder(workers=2) as builder:
             futures = {"plan": builder.submit(PLAN, _job(path, shapes, plan, f"{folder}/plan.so"), _BUILD_S)}
             for number, (name, other) in enumerate(others.items()):
-                if name != "onnxruntime":
+                if name not in EXTERNAL:
                     what = REFERENCE if other is None else PLAN
                     job = _job(path, shapes, other or plan, f"{folder}/other_{number}.so")
                     futures[name] = builder.submit(what, job, _BUILD_S)
             built = {name: future.result().get() for name, future in futures.items()}
         specs = {"plan": RuntimeSpec("tvm", built["plan"], count, samples)}
         for name in others:
-            if name == "onnxruntime":
-                fixed = _fixed_onnx(path, dict(shapes), f"{folder}/model.onnx")
-                specs[name] = RuntimeSpec("onnxruntime", fixed, count, samples)
+            if name in EXTERNAL:
+                fixed = _fixed_onnx(path, dict(shapes), f"{folder}/{name}.onnx")
+                specs[name] = RuntimeSpec(name, fixed, count, samples)
             else:
                 specs[name] = RuntimeSpec("tvm", built[name], count, samples)
-        # The reference for the outputs comes last.
-        ordered = {n: s for n, s in specs.items() if n != "onnxruntime"}
-        ordered.update({n: s for n, s in specs.items() if n == "onnxruntime"})
+        # The reference for the outputs comes last: a runtime that is not ours where there is one.
+        reference = next((n for n in (*EXTERNAL, "tvm") if n in specs), "plan")
+        ordered = {**{n: s for n, s in specs.items() if n != reference}, reference: specs[reference]}
         result = run_comparison(ordered, starts=starts, rounds=rounds, seed=seed, tell=tell)
     return result, _as_json(loaded.name, count, result)
 
@@ -87,11 +90,11 @@ def _job(path: str, shapes: Any, plan: LayoutPlan, output: str) -> PlanJob:
 
 
 def _fixed_onnx(path: str, shapes: dict[str, tuple[int, ...]], output: str) -> str:
-    """The ONNX file with its input shapes fixed, so that ONNX Runtime may plan for them as well."""
+    """The ONNX file with its input shapes fixed, so that other runtimes may plan for them as well."""
     try:
         model = onnx.load(path)
     except Exception as error:
-        raise LayoutSearchError(f"{path} is no ONNX file, so ONNX Runtime cannot run it: {error}") from None
+        raise LayoutSearchError(f"{path} is no ONNX file, so no other runtime can run it: {error}") from None
     for value in model.graph.input:
         for dimension, extent in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
             dimension.dim_value = extent

@@ -24,7 +24,7 @@ class RuntimeSpec:
     """What a child process runs.
 
     Attributes:
-        kind: `tvm` (a shared library) or `onnxruntime` (an ONNX file).
+        kind: `tvm` (a shared library), `onnxruntime` or `openvino` (an ONNX file).
         path: the file.
         threads: threads of the runtime.
         samples: sets of inputs, each with its arrays in the model's order; the first is the one that is timed.
@@ -66,7 +66,29 @@ def _onnxruntime(spec: RuntimeSpec) -> tuple[Prepare, Call]:
     return lambda arrays: arrays, lambda arrays: session.run(None, dict(zip(names, arrays, strict=False)))
 
 
-RUNTIMES: dict[str, Callable[[RuntimeSpec], tuple[Prepare, Call]]] = {"tvm": _tvm, "onnxruntime": _onnxruntime}
+def _openvino(spec: RuntimeSpec) -> tuple[Prepare, Call]:
+    import openvino
+
+    config = {
+        "INFERENCE_NUM_THREADS": spec.threads,
+        "NUM_STREAMS": 1,
+        "PERFORMANCE_HINT": "LATENCY",
+        # On CPUs with AMX its default is bfloat16.
+        "INFERENCE_PRECISION_HINT": "f32",
+    }
+    request = openvino.Core().compile_model(spec.path, "CPU", config).create_infer_request()
+
+    def call(arrays: Sequence[Any]) -> Sequence[np.ndarray]:
+        return list(request.infer(list(arrays), share_inputs=True, share_outputs=True).values())
+
+    return lambda arrays: arrays, call
+
+
+RUNTIMES: dict[str, Callable[[RuntimeSpec], tuple[Prepare, Call]]] = {
+    "tvm": _tvm,
+    "onnxruntime": _onnxruntime,
+    "openvino": _openvino,
+}
 
 
 def _block(call: Callable[[], object], seconds: float) -> float:
@@ -111,7 +133,8 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
         if request[0] == "run":
             result: Any = _block(lambda: call(timed), request[1])
         else:
-            result = [[np.asarray(o) for o in call(prepare(sample))] for sample in spec.samples]
+            # Copies: a runtime may hand out memory that its next call writes to.
+            result = [[np.array(o) for o in call(prepare(sample))] for sample in spec.samples]
         pickle.dump(("ok", result), answers)
         answers.flush()
 

@@ -17,6 +17,7 @@ from layoutsearch.cli.bench_cost_model import cost_model
 from layoutsearch.cli.bench_record import record
 from layoutsearch.cli.bench_search import search
 from layoutsearch.cli.bench_solver import solver
+from layoutsearch.cli.bench_suite import suite
 
 
 @click.group()
@@ -28,7 +29,10 @@ def bench() -> None:
 @click.argument("model", metavar="MODEL", type=click.Path())
 @click.option("--plan", "plan_path", type=click.Path(), required=True, help="plan.json of this model.")
 @click.option(
-    "--against", default="onnxruntime,tvm", show_default=True, help="Comma-separated: onnxruntime, tvm, other plans."
+    "--against",
+    default="onnxruntime,tvm",
+    show_default=True,
+    help="Comma-separated: onnxruntime, openvino, tvm, other plans.",
 )
 @click.option("--threads", type=click.IntRange(1), help="Threads of every runtime; the plan's by default.")
 @click.option("--starts", type=click.IntRange(1), default=3, show_default=True, help="Process starts of each.")
@@ -69,3 +73,4 @@ bench.add_command(cost_model)
 bench.add_command(record)
 bench.add_command(search)
 bench.add_command(solver)
+bench.add_command(suite)

@@ -129,7 +129,11 @@ def _channels(c: _Sum, choice: Candidate, machine: Machine) -> Tile:
     registers = machine.registers // 2 + 1 if own else machine.registers - (1 if machine.broadcast_operand else 2)
     columns = max(p.count for p in c.columns)
     best: Tile | None = None
-    for vectors in (v for v in _VECTORS if v <= max(1, full)):
+    # The narrower vectors of what is left over may join the last tile.
+    most = full + rest.bit_count()
+    for vectors in sorted(
+        {*(v for v in _VECTORS if v <= max(1, full)), *([most] if full < most <= _VECTORS[-1] else [])}
+    ):
         tiles = (-(-full // vectors) if rest == 0 else full // vectors + 1) * spaces
         held = 1 if own else vectors
         for rows in range(1, min(columns, max(1, (registers - held) // vectors)) + 1):

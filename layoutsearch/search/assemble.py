@@ -38,6 +38,14 @@ class Program:
         return self.skeleton.transforms(solution)
 
 
+def transform_us(key: TransformKey, lab: Lab) -> float:
+    """A transform's measured time, or an optimistic one where the time was over before; infinite where it fails."""
+    known = lab.transform(key)
+    if known.tries or known.closed:
+        return known.best_us
+    return _CALL_US + 2 * key.bytes / _FASTEST_BYTES_US
+
+
 def build_program(skeleton: Skeleton, lab: Lab, call_us: float = 0.0) -> Program:
     """Kernels with their measured times (unmeasured ones are impossible), transforms measured or optimistic.
 
@@ -47,12 +55,10 @@ def build_program(skeleton: Skeleton, lab: Lab, call_us: float = 0.0) -> Program
         call_us: what the model's runtime adds to each kernel and transform.
     """
 
-    def transform(key: TransformKey) -> float:
-        known = lab.transform(key)
-        if known.tries:
-            return known.best_us + call_us
-        return float("inf") if known.closed else _CALL_US + call_us + 2 * key.bytes / _FASTEST_BYTES_US
-
     return Program(
-        skeleton, skeleton.problem(lambda workload, choice: lab.of(workload, choice).best_us + call_us, transform)
+        skeleton,
+        skeleton.problem(
+            lambda workload, choice: lab.of(workload, choice).best_us + call_us,
+            lambda key: transform_us(key, lab) + call_us,
+        ),
     )

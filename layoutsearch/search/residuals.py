@@ -9,7 +9,7 @@ import numpy as np
 from layoutsearch.cost.correction import Correction, WholeRow
 from layoutsearch.cost.machine import Machine
 from layoutsearch.cost.whole import WholeShape, whole_shape
-from layoutsearch.search.assemble import Program
+from layoutsearch.search.assemble import Program, transform_us
 from layoutsearch.search.known import Lab
 from layoutsearch.search.refine import Vector
 
@@ -21,7 +21,7 @@ def shape_of(program: Program, solution: Sequence[int], lab: Lab, machine: Machi
         (node.workload.facts, node.choices[index], costs[position].costs[index])
         for position, (node, index) in enumerate(zip(program.nodes, solution, strict=True))
     ]
-    return whole_shape(kernels, [(k, lab.transform(k).best_us) for k in program.transforms(solution)], machine)
+    return whole_shape(kernels, [(k, transform_us(k, lab)) for k in program.transforms(solution)], machine)
 
 
 class CorrectedResiduals:

@@ -1,4 +1,4 @@
-"""Models that the project builds itself: known architectures with seeded random weights, as ONNX."""
+"""Models with seeded random weights, as ONNX: known architectures, built here or taken from the onnx package."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import onnx
 
+from layoutsearch.zoo.light import LIGHT
 from layoutsearch.zoo.mobilenet_v2 import mobilenet_v2
 from layoutsearch.zoo.unet import unet
 from layoutsearch.zoo.vgg16 import vgg16
@@ -14,5 +15,6 @@ MODELS: Mapping[str, Callable[[int], onnx.ModelProto]] = {
     "mobilenet_v2": mobilenet_v2,
     "unet": unet,
     "vgg16": vgg16,
+    **LIGHT,
 }
 """Name -> builder, which takes a seed."""

@@ -48,7 +48,7 @@ class ChannelsKernel:
         self.rows_outer = schedule["outer"] == "rows"
         if self.tile > max(p.count for p in self.c.columns):
             raise ScheduleError(f"a tile of {self.tile} columns is wider than the output")
-        if self.vectors > max(1, self.lanes.full):
+        if self.vectors > self.lanes.most:
             raise ScheduleError(f"{self.vectors} vectors are more than the output has channels for")
 
     def emit(self) -> list[tirx.Stmt]:

@@ -62,7 +62,7 @@ def _ranked(c: Contraction, lanes: Lanes, target: TargetInfo, tight: bool) -> li
     else:
         registers = target.registers - (1 if target.broadcast_operand else 2)
     ranked: list[tuple[float, int, int]] = []
-    for vectors in (v for v in (1, 2, 3, 4, 6, 8, 12, 16) if v <= max(1, lanes.full)):
+    for vectors in lanes.numbers((1, 2, 3, 4, 6, 8, 12, 16)):
         held = 1 if lanes.mode == "own" else vectors
         for tile in range(1, min(columns, max(1, (registers - held) // vectors)) + 1):
             ranked.append((_cost(c, lanes, vectors, tile, target), vectors, tile))

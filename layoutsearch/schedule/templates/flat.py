@@ -10,7 +10,7 @@ convolutions read the input itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -208,7 +208,8 @@ class FlatKernel:
         if padded is not None:
             rest = -(-rest // self.lanes) * self.lanes
         size = whole * step + rest
-        scratch = b.thread_scratch("scratch", len(phases) * self.channels * size, c.dtype)
+        # Whole vectors are read from the last row as well.
+        scratch = b.thread_scratch("scratch", len(phases) * self.channels * size + self.lanes, c.dtype)
         row0 = strip * self.rows
 
         def tile(start: Expr, width: int) -> tirx.Stmt:
@@ -246,10 +247,33 @@ class FlatKernel:
             body.append(b.loop("run", whole, lambda i: tile(i * step, step)))
         body += [tile(whole * step + start, width) for start, width in _pieces(rest, self.lanes)]
 
-        def channels(number: int) -> tirx.Stmt:
-            return b.loop("m", self.channels, lambda m: b.loop("r", count, partial(finish, number, m)))
+        def finish_pair(even: int, odd: int, m: Expr, r: Expr) -> tirx.Stmt:
+            """Two phases of the columns that alternate in the output: a row of both, stored at once."""
+            y_phase, x_phase = phases[even]
+            row = b.registers("row", 2 * -(-columns.count // self.lanes) * self.lanes, c.dtype)
+            starts = [(number * self.channels + m) * size + r * self.pitch for number in (even, odd)]
+            y = (row0 + r) * y_phase.step + y_phase.start
 
-        body += [channels(number) for number in range(len(phases))]
+            def pixel(x: Expr) -> tirx.Stmt:
+                indices = c.out_indices(n, first + m, y, x + x_phase.start)
+                return b.seq(b.store(o, v, *indices) for o, v in self.epilogue.apply(b.load(row, x), indices))
+
+            line = b.seq(
+                [
+                    tirx.AllocBuffer(row),
+                    _interleave(scratch, starts, row, columns.count, self.lanes),
+                    b.vector_run(2 * columns.count, self.lanes, pixel),
+                ]
+            )
+            return line if rows.count % self.rows == 0 else tirx.IfThenElse(row0 + r < rows.count, line, None)
+
+        def channels(make: Callable[..., tirx.Stmt], *numbers: int) -> tirx.Stmt:
+            return b.loop("m", self.channels, lambda m: b.loop("r", count, lambda r: make(*numbers, m, r)))
+
+        pairs = _alternating(phases)
+        body += [channels(finish_pair, even, odd) for even, odd in pairs]
+        alone = set(range(len(phases))) - {number for pair in pairs for number in pair}
+        body += [channels(finish, number) for number in sorted(alone)]
         return b.seq(body)
 
     def _direct(self, n: Expr, first: Expr, group: Expr, strip: Expr, strips: int) -> tirx.Stmt:
@@ -329,6 +353,33 @@ def bundles(c: Contraction) -> list[list[Pair]]:
             key = tuple((p.count, p.in_step, p.taps, p.offset0, p.offset_step) for p in (rows, columns))
             out.setdefault(key, []).append((rows, columns))
     return list(out.values())
+
+
+def _alternating(phases: Sequence[Pair]) -> list[tuple[int, int]]:
+    """Numbers of phases whose columns are the even and the odd ones of the same rows."""
+    found = []
+    for i, (rows, columns) in enumerate(phases):
+        for j, (others, odd) in enumerate(phases):
+            if (rows.start, columns.step, columns.start) == (others.start, 2, odd.start - 1):
+                found.append((i, j))
+    return found
+
+
+def _interleave(source: tirx.Buffer, starts: Sequence[Expr], out: tirx.Buffer, count: int, lanes: int) -> tirx.Stmt:
+    """`count` elements from either start of `source` in turn, in whole vectors."""
+
+    def vectors(i: Expr) -> tirx.Stmt:
+        pair = [tirx.BufferLoad(source, [tirx.Ramp(start + i * lanes, 1, lanes)]) for start in starts]
+        halves = []
+        for half in range(2):
+            picks = [(half * lanes + j) // 2 + (j % 2) * lanes for j in range(lanes)]
+            at = tirx.Ramp(i * (2 * lanes) + half * lanes, 1, lanes)
+            halves.append(tirx.BufferStore(out, tirx.Shuffle(pair, picks), [at]))
+        return b.seq(halves)
+
+    return (
+        b.unrolled("i", -(-count // lanes), vectors) if count <= 4 * lanes else b.loop("i", -(-count // lanes), vectors)
+    )
 
 
 def _pieces(extent: int, lanes: int) -> list[tuple[int, int]]:

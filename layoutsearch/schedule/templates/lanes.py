@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -53,6 +53,16 @@ class Lanes:
     def full(self) -> int:
         """Whole vectors of one space."""
         return self.span // self.width
+
+    @property
+    def most(self) -> int:
+        """Vectors of one space, the narrower ones of the rest included."""
+        return self.full + (self.span % self.width).bit_count()
+
+    def numbers(self, choices: Sequence[int]) -> list[int]:
+        """Those of `choices` that one tile may have, and all vectors of a space where few are left over."""
+        extra = {self.most} if self.full < self.most <= max(choices) else set()
+        return sorted({v for v in choices if v <= max(1, self.full)} | extra)
 
     def tiles(self, vectors: int) -> int:
         """Tiles of one space."""

@@ -103,7 +103,7 @@ class WinogradKernel:
         self.tiling = Tiling.of(c, schedule.number("tile"), schedule.number("strips"))
         self.shared = schedule["outer"] == "channels"
         self.parallel = target.threads > 1
-        if self.vectors > max(1, self.lanes.full):
+        if self.vectors > self.lanes.most:
             raise ScheduleError(f"{self.vectors} vectors are more than the output has channels for")
         self.input_tiles = self.tiling.total if self.shared else self.tiling.block
         self.point_stride = self.chunks * self.input_tiles * self.width + _LINE

@@ -27,7 +27,7 @@ def schedules(c: Contraction, target: TargetInfo) -> list[Schedule]:
     total = Tiling.of(c, 1, 1).total
     registers = target.registers - (1 if target.broadcast_operand else 2)
     found: dict[Schedule, float] = {}
-    for vectors in (v for v in _VECTORS if v <= max(1, lanes.full)):
+    for vectors in lanes.numbers(_VECTORS):
         for tile in range(1, min(total, max(1, (registers - vectors) // vectors)) + 1):
             for strips in (s for s in _STRIPS if s == 1 or tile * s < 2 * total):
                 tiling = Tiling.of(c, tile, strips)
