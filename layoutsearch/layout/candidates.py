@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from layoutsearch.errors import SpaceError
 from layoutsearch.layout import kinds
-from layoutsearch.layout.candidate import DIRECT, Candidate
+from layoutsearch.layout.candidate import DIRECT, WINOGRAD, Candidate
 from layoutsearch.layout.graph import LayoutGraph, OpNode, conv_info
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
@@ -98,7 +98,7 @@ def _expand(op: OpNode, pattern: str, blocks: Sequence[int], source: str) -> lis
     for d, o, k in texts:
         text = f"{d}->{o}" + (f":{k}" if k else "") + (f"@{algorithm}" if algorithm else "")
         try:
-            found.append((text, _candidate(op, Layout(d), Layout(o), k, algorithm)))
+            found.append((text, _candidate(op, Layout(d), Layout(o), k, algorithm, blocks)))
         except ValueError as error:
             raise SpaceError(f"{source}: pattern {pattern!r}: {error}") from None
     return found
@@ -127,11 +127,22 @@ def _fitting(channels: int, blocks: Sequence[int], letter: str) -> list[int]:
     return [channels] if letter == "i" and 1 < channels <= MIN_DIVISOR else []
 
 
-def _candidate(op: OpNode, data: Layout, out: Layout, kernel: str = "", algorithm: str = "") -> Candidate:
+def _candidate(
+    op: OpNode, data: Layout, out: Layout, kernel: str = "", algorithm: str = "", blocks: Sequence[int] = ()
+) -> Candidate:
     if op.op not in kinds.CONVOLUTIONS:
         return Candidate(data, None, out)
-    weights = kernel or kernel_layout(op, data, out).name
+    if algorithm in WINOGRAD:
+        weights = kernel or _winograd_layout(op, blocks)
+    else:
+        weights = kernel or kernel_layout(op, data, out).name
     return Candidate.of(data.name, weights, out.name, algorithm or DIRECT)
+
+
+def _winograd_layout(op: OpNode, blocks: Sequence[int]) -> str:
+    """Weights point by point; within one a vector of output channels by input channel, where a block divides them."""
+    fit = [b for b in blocks if conv_info(op).out_channels % b == 0]
+    return f"HWOI{min(fit)}o" if fit else "HWIO"
 
 
 def kernel_layout(op: OpNode, data: Layout, out: Layout) -> Layout:

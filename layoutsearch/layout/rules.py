@@ -100,7 +100,7 @@ def _why_conv(op: OpNode, choice: Candidate) -> str | None:
         reason = _why_not(layout, info)
         if reason is not None:
             return reason
-    return _why_conv_blocks(op, choice) or (_why_not_winograd(op, choice) if choice.winograd else None)
+    return _why_not_winograd(op, choice) if choice.winograd else _why_conv_blocks(op, choice)
 
 
 # Fewer channels than half a vector of AVX-512 leave most of a vector idle in every step.
@@ -108,7 +108,10 @@ _WINOGRAD_CHANNELS = 8
 
 
 def _why_not_winograd(op: OpNode, choice: Candidate) -> str | None:
-    """Vectors run over channels, whole ones of some power of two; the form is that of 3 x 3 kernels at stride 1."""
+    """Vectors run over channels; the form is that of 3 x 3 kernels at stride 1. Weights have blocks of their own."""
+    assert choice.kernel is not None
+    if set(choice.kernel.blocks) - {"I", "O"}:
+        return f"kernel layout {choice.kernel} blocks another axis than I and O"
     info = conv_info(op)
     if op.op != kinds.CONV or info.kernel != (3, 3) or info.strides != (1, 1) or info.dilation != (1, 1):
         return f"{choice.algorithm} is for 3x3 convolutions of stride and dilation 1"

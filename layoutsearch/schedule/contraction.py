@@ -152,7 +152,8 @@ class Contraction:
             operand of a batched matrix product depends on n.
         out_indices: (n, k, y, x) -> indices into the output.
         lane_blocks: Block sizes that a vector of output channels must divide (of the output, the weights and, for a
-            depthwise convolution, the data).
+            depthwise convolution, the data; of the weights alone for Winograd, whose outputs are stored later on).
+        out_block: Block of output channels in the output; 1 where they are not blocked.
         reduce_block: Input channels to run over innermost: the common part of the blocks of data and weights.
         channels_last: Whether output channels are contiguous in the output.
         columns_last: Whether columns are contiguous in both the data and the output.
@@ -177,6 +178,7 @@ class Contraction:
     weight: Callable[[Expr, Coordinate, Coordinate, Expr, Expr], tirx.Expr]
     out_indices: Callable[[Expr, Coordinate, Expr, Expr], list[Expr]]
     lane_blocks: tuple[int, ...]
+    out_block: int
     reduce_block: int
     channels_last: bool
     columns_last: bool
@@ -278,7 +280,7 @@ def _convolution(anatomy: Anatomy, stage: Stage, position: int, attrs: dict[str,
         return load(weights, *physical_indices(kernel_l, at)).astype(dtype)
 
     depthwise = groups > 1 and per_group_in == per_group_out == 1
-    lane_blocks = [out_l.block("C"), kernel_l.block("O"), data_l.block("C") if depthwise else 1]
+    lane_blocks = [1 if winograd else out_l.block("C"), kernel_l.block("O"), data_l.block("C") if depthwise else 1]
     reduce_blocks = [b for b in (data_l.block("C"), kernel_l.block("I")) if b > 1]
     rows = make(oh, kh, strides[0], pads[0], dilation[0])
     merged = rows[0] if len(rows) == 1 else None
@@ -298,6 +300,7 @@ def _convolution(anatomy: Anatomy, stage: Stage, position: int, attrs: dict[str,
         weight=weight,
         out_indices=lambda b, ch, y, x: physical_indices(out_l, {"N": b, "C": ch, "H": y, "W": x}),
         lane_blocks=tuple(b for b in lane_blocks if b > 1),
+        out_block=out_l.block("C"),
         reduce_block=math.gcd(per_group_in, *reduce_blocks),
         channels_last=out_l.axes[-1].letter.upper() == "C",
         columns_last=data_l.axes[-1].letter == out_l.axes[-1].letter == "W",
@@ -338,6 +341,7 @@ def _matmul(stage: Stage, position: int) -> Contraction:
         weight=lambda b, out, i, _, __: load(right, *at(right_load.indices[:-2], b), flat(i), flat(out)).astype(dtype),
         out_indices=lambda b, ch, _, x: [*unravel(b, outer), x, flat(ch)],
         lane_blocks=(),
+        out_block=1,
         reduce_block=k,
         channels_last=True,
         columns_last=False,

@@ -41,8 +41,8 @@ layouts = ["NCHW", "NHWC", "NCHW->NHWC", "NCHW->NCHW{o}c", "NHWC->NCHW{o}c", "NC
 [[rule]]
 name = "winograd"
 match = { op = "nn.conv2d", kernel = [3, 3], stride = [1, 1], dilation = [1, 1], grouped = false }
-layouts = ["NCHW", "NHWC", "NCHW->NCHW{o}c", "NCHW{i}c->NHWC", "NCHW{i}c->NCHW{o}c", "NHWC:HWOI8o@winograd2",
-           "NHWC:OHWI4o@winograd4", "NCHW{i}c->NCHW{o}c:HWOI{i}i{o}o@winograd2", "NCHW{i}c->NHWC@winograd4",
+layouts = ["NCHW", "NHWC", "NCHW->NCHW{o}c", "NCHW{i}c->NHWC", "NCHW{i}c->NCHW{o}c", "NHWC@winograd2",
+           "NHWC:OHWI4o@winograd4", "NCHW{i}c->NCHW{o}c:HWOI4i8o@winograd2", "NCHW{i}c->NHWC@winograd4",
            "NHWC->NCHW{o}c@winograd4"]
 
 [[rule]]

@@ -95,6 +95,9 @@ CASES = {
     "packed 8 to 16": Conv((1, 24, 9, 11), 48, layouts=("NCHW8c", "HWOI8i16o", "NCHW16c")),
     "packed 32 to 8": Conv((1, 64, 6, 7), 24, layouts=("NCHW32c", "HWOI32i8o", "NCHW8c")),
     "channels last": Conv((1, 24, 9, 11), 48, layouts=("NHWC", "HWOI16o", "NHWC")),
+    "weights with blocks of their own": Conv((1, 24, 9, 11), 48, layouts=("NCHW8c", "HWOI16o", "NCHW8c")),
+    "packed 8, a tail of channels": Conv((1, 16, 9, 11), 24, layouts=("NCHW16c", "HWIO", "NCHW8c")),
+    "packed 4, several tails": Conv((1, 16, 9, 11), 44, layouts=("NCHW16c", "HWIO", "NCHW4c")),
     "channels last, a tail of channels": Conv((1, 24, 9, 11), 40, layouts=("NHWC", "HWIO", "NHWC")),
     "channels last to packed": Conv((1, 32, 9, 11), 48, layouts=("NHWC", "HWOI16o", "NCHW16c")),
 }

@@ -223,15 +223,18 @@ class WinogradKernel:
         """Outputs of one block of tiles, starting at `first`, in one tile of channels; its inputs start at `slot`."""
         lanes, tiles = self.lanes, self.lanes.tiles(self.vectors)
         exact = lanes.span % lanes.width == 0 and lanes.full % self.vectors == 0
-        last = lanes.runs(self.vectors, True, 0, tile if tiles > 1 else 0)
+        tile = tile if tiles > 1 else 0
+        last = lanes.runs(self.vectors, True, 0, tile)
         whole = lanes.runs(self.vectors, False, 0, tile)
         if exact:
-            return self._block(whole, first, slot)
+            return self._block(whole, tile, first, slot)
         if tiles == 1:
-            return self._block(last, first, slot)
-        return tirx.IfThenElse(tile < tiles - 1, self._block(whole, first, slot), self._block(last, first, slot))
+            return self._block(last, tile, first, slot)
+        return tirx.IfThenElse(
+            tile < tiles - 1, self._block(whole, tile, first, slot), self._block(last, tile, first, slot)
+        )
 
-    def _block(self, runs: list[Run], first: Expr, slot: Expr) -> tirx.Stmt:
+    def _block(self, runs: list[Run], channel: Expr, first: Expr, slot: Expr) -> tirx.Stmt:
         tiling, points = self.tiling, self.form.points
         span = sum(run.count * run.width for run in runs)
         stride = tiling.block * span + _LINE
@@ -243,7 +246,7 @@ class WinogradKernel:
             )
 
         def outputs(i: Expr) -> tirx.Stmt:
-            return self._outputs(runs, products, stride, span, first + i, i)
+            return self._outputs(runs, channel, products, stride, span, first + i, i)
 
         return b.seq(
             [
@@ -307,23 +310,25 @@ class WinogradKernel:
         return b.seq(statements)
 
     def _outputs(
-        self, runs: list[Run], products: tirx.Buffer, stride: int, span: int, tile: Expr, slot: Expr
+        self, runs: list[Run], channel: Expr, products: tirx.Buffer, stride: int, span: int, tile: Expr, slot: Expr
     ) -> tirx.Stmt:
-        """A^T M A of one tile, stored through the epilogue."""
+        """A^T M A of one tile, stored through the epilogue by vectors that lie in one block of the output."""
         (n, row, column), bound = self._place(tile)
         out: list[tirx.Stmt] = list(bound)
-        offset = 0
-        for run in runs:
-            for u in range(run.count):
-                base = slot * span + (u * run.width + offset)
-                out.append(self._output_vector(run, u, products, stride, base, n, row, column))
-            offset += run.count * run.width
+        done = 0
+        for width in (run.width for run in runs for _ in range(run.count)):
+            part = math.gcd(width, self.c.out_block) if self.c.out_block > 1 else width
+            for at in range(done, done + width, part):
+                vector = channel * (self.vectors * self.lanes.width // part) + at // part
+                base = slot * span + at
+                out.append(self._output_vector(vector, part, products, stride, base, n, row, column))
+            done += width
         return b.seq(out)
 
     def _output_vector(
-        self, run: Run, u: int, products: tirx.Buffer, stride: int, base: Expr, n: Expr, row: Expr, column: Expr
+        self, vector: Expr, width: int, products: tirx.Buffer, stride: int, base: Expr, n: Expr, row: Expr, column: Expr
     ) -> tirx.Stmt:
-        c, m, points, width = self.c, self.c.winograd, self.form.points, run.width
+        c, m, points = self.c, self.c.winograd, self.form.points
         half = b.registers("half", m * points * width, c.dtype)
         out: list[tirx.Stmt] = [tirx.AllocBuffer(half)]
         for x in range(points):
@@ -340,7 +345,7 @@ class WinogradKernel:
                 def across(v: Expr, y: int = y, x: int = x) -> tirx.Stmt:
                     line = [b.load(half, (y * points + e) * width + v) for e in range(points)]
                     value = self.form.outputs_of(line)[x]
-                    indices = c.out_indices(n, run.channel(u, v), row * m + y, column * m + x)
+                    indices = c.out_indices(n, Split(vector, width, v), row * m + y, column * m + x)
                     return b.seq(b.store(o, value, *indices) for o, value in self.epilogue.apply(value, indices))
 
                 out.append(self._guarded(row, column, y, x, b.vectorized("v", width, across)))
