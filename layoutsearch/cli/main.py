@@ -51,6 +51,13 @@ def cli() -> None:
 @click.option("--device-key", metavar="KEY", help="Device key at the tracker.")
 @click.option("--out", type=click.Path(file_okay=False), help="Folder for plan.json; results/MODEL by default.")
 @click.option("--records", type=click.Path(dir_okay=False), help="Record store; OUT/records.sqlite by default.")
+@click.option(
+    "--max-rel-error",
+    type=click.FloatRange(0, min_open=True),
+    default=1e-3,
+    show_default=True,
+    help="Refuse plans that are off by more, over the range of an output.",
+)
 @click.option("--resume", is_flag=True, help="Continue the run in OUT.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the order of runs and of the bootstrap.")
 @click.option("--quiet", is_flag=True, help="Print warnings and errors only.")

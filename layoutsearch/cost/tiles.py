@@ -125,6 +125,9 @@ def _channels(c: _Sum, choice: Candidate, machine: Machine) -> Tile:
         if vector_width(grouped, (*blocks, grouped) if blocks else (), machine.lanes) >= min(4, machine.lanes):
             spaces, span = c.groups, grouped
     lanes = vector_width(span, (*blocks, span) if blocks else (), machine.lanes)
+    if c.groups == 1 and blocks == (kernel,) and kernel > machine.lanes and kernel % machine.lanes:
+        # Weights packed by some vectors and a rest.
+        spaces, span, lanes = c.out_channels // kernel, kernel, machine.lanes
     full, rest = divmod(span, lanes)
     registers = machine.registers // 2 + 1 if own else machine.registers - (1 if machine.broadcast_operand else 2)
     columns = max(p.count for p in c.columns)

@@ -81,7 +81,7 @@ def _proposals(op: OpNode, rule: Rule, blocks: Sequence[int], source: str) -> li
 
 
 def _expand(op: OpNode, pattern: str, blocks: Sequence[int], source: str) -> list[tuple[str, Candidate]]:
-    """Every filling of {i}, {o} and {b}; `A->B:K@G` reads A, writes B, has its kernel in K and is computed by G."""
+    """Every filling of {i}, {o}, {b} and {k}; `A->B:K@G` reads A, writes B, has its kernel in K, is computed by G."""
     named, _, algorithm = pattern.partition("@")
     layouts, _, kernel = named.partition(":")
     data, _, out = layouts.partition("->")
@@ -94,6 +94,9 @@ def _expand(op: OpNode, pattern: str, blocks: Sequence[int], source: str) -> lis
         if mark in layouts:
             fill = _fitting(channels, blocks, letter)
             texts = [tuple(t.replace(mark, str(b)) for t in text) for text in texts for b in fill]  # type: ignore[misc]
+    if "{k}" in kernel:
+        pack = _pack(outputs, min(blocks))
+        texts = [(d, o, k.replace("{k}", str(pack))) for d, o, k in texts if pack]
     found = []
     for d, o, k in texts:
         text = f"{d}->{o}" + (f":{k}" if k else "") + (f"@{algorithm}" if algorithm else "")
@@ -137,6 +140,25 @@ def _candidate(
     else:
         weights = kernel or kernel_layout(op, data, out).name
     return Candidate.of(data.name, weights, out.name, algorithm or DIRECT)
+
+
+# Narrower vectors at the end of a pack take the time of whole ones; fewer of its lanes in use than that do not pay.
+_PACK_VECTORS, _PACK_FULL = 6, 0.6
+
+
+def _pack(channels: int, lanes: int) -> int:
+    """Output channels to keep together in the weights: one vector, or else a few with the least left over; 0 if none.
+
+    `lanes` is the smallest block of the space, a vector.
+    """
+    if channels % lanes == 0:
+        return lanes
+
+    def full(block: int) -> float:
+        return block / (lanes * (block // lanes + (block % lanes).bit_count()))
+
+    fit = [b for b in range(lanes + 1, _PACK_VECTORS * lanes + 1) if channels % b == 0 and full(b) >= _PACK_FULL]
+    return max(fit, key=lambda b: (full(b), -b), default=0)
 
 
 def _winograd_layout(op: OpNode, blocks: Sequence[int]) -> str:

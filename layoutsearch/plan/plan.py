@@ -32,6 +32,7 @@ class PlanOp:
         predicted_us: kernel time in the additive model, on the root.
         measured_us: the measured median of the kernel, on the root.
         uniform_us: what the kernel would take in the best uniform layout.
+        rel_error: of an algorithm that is not the direct one, over the range of the exact result; on random inputs.
         why: one line for people.
     """
 
@@ -45,6 +46,7 @@ class PlanOp:
     predicted_us: float | None = None
     measured_us: float | None = None
     uniform_us: float | None = None
+    rel_error: float | None = None
     why: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -64,6 +66,7 @@ class PlanOp:
             "predicted_us": self.predicted_us,
             "measured_us": self.measured_us,
             "uniform_us": self.uniform_us,
+            **({"rel_error": self.rel_error} if self.rel_error is not None else {}),
             "why": self.why,
         }
 
@@ -78,7 +81,8 @@ class PlanOp:
                 raise PlanError(f"op {data['id']}: {error}") from None
         rest = {k: data[k] for k in ("scope", "fused_into", "predicted_us", "measured_us", "uniform_us")}
         schedule = Schedule.from_json(data["schedule"]) if data["schedule"] is not None else None
-        return cls(data["id"], data["kind"], data["workload"], choice, schedule, why=data["why"], **rest)
+        rest |= {"why": data["why"], "rel_error": data.get("rel_error")}
+        return cls(data["id"], data["kind"], data["workload"], choice, schedule, **rest)
 
 
 @dataclass(frozen=True)

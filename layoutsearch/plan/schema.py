@@ -75,7 +75,8 @@ PLAN_SCHEMA: dict[str, Any] = _object(
                     "measured_us": _NUMBER,
                     "uniform_us": _NUMBER,
                     "why": _TEXT,
-                }
+                },
+                {"rel_error": _NUMBER},
             ),
         },
         "transforms": {

@@ -153,6 +153,7 @@ class Contraction:
         out_indices: (n, k, y, x) -> indices into the output.
         lane_blocks: Block sizes that a vector of output channels must divide (of the output, the weights and, for a
             depthwise convolution, the data; of the weights alone for Winograd, whose outputs are stored later on).
+        kernel_block: Block of output channels in the weights; 1 where they are not blocked.
         out_block: Block of output channels in the output; 1 where they are not blocked.
         reduce_block: Input channels to run over innermost: the common part of the blocks of data and weights.
         channels_last: Whether output channels are contiguous in the output.
@@ -178,6 +179,7 @@ class Contraction:
     weight: Callable[[Expr, Coordinate, Coordinate, Expr, Expr], tirx.Expr]
     out_indices: Callable[[Expr, Coordinate, Expr, Expr], list[Expr]]
     lane_blocks: tuple[int, ...]
+    kernel_block: int
     out_block: int
     reduce_block: int
     channels_last: bool
@@ -300,6 +302,7 @@ def _convolution(anatomy: Anatomy, stage: Stage, position: int, attrs: dict[str,
         weight=weight,
         out_indices=lambda b, ch, y, x: physical_indices(out_l, {"N": b, "C": ch, "H": y, "W": x}),
         lane_blocks=tuple(b for b in lane_blocks if b > 1),
+        kernel_block=kernel_l.block("O"),
         out_block=out_l.block("C"),
         reduce_block=math.gcd(per_group_in, *reduce_blocks),
         channels_last=out_l.axes[-1].letter.upper() == "C",
@@ -341,6 +344,7 @@ def _matmul(stage: Stage, position: int) -> Contraction:
         weight=lambda b, out, i, _, __: load(right, *at(right_load.indices[:-2], b), flat(i), flat(out)).astype(dtype),
         out_indices=lambda b, ch, _, x: [*unravel(b, outer), x, flat(ch)],
         lane_blocks=(),
+        kernel_block=1,
         out_block=1,
         reduce_block=k,
         channels_last=True,

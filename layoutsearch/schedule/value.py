@@ -20,12 +20,14 @@ class TemplateSpec:
     """What a plan may say about one template.
 
     Attributes:
-        version: Raised whenever the same parameters come to mean another kernel.
+        version: Raised whenever the same parameters come to mean another kernel, one that plans did not ask for.
         params: Name -> allowed strings, or (lowest, highest) integer.
+        revision: Raised whenever the same kernel is emitted better: plans stand, measurements do not.
     """
 
     version: int
     params: Mapping[str, tuple[str, ...] | tuple[int, int]]
+    revision: int = 0
 
 
 TEMPLATES: dict[str, TemplateSpec] = {
@@ -38,7 +40,7 @@ TEMPLATES: dict[str, TemplateSpec] = {
             "outer": ("channels", "rows"),
         },
     ),
-    "flat": TemplateSpec(1, {"channels": (1, 32), "vectors": (1, 8), "rows": (1, 1 << 16)}),
+    "flat": TemplateSpec(1, {"channels": (1, 32), "vectors": (1, 8), "rows": (1, 1 << 16)}, revision=1),
     "winograd": TemplateSpec(
         1, {"tile": (1, 64), "vectors": (1, 16), "strips": (1, 1 << 16), "outer": ("channels", "tiles")}
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tvm
@@ -24,6 +24,7 @@ from layoutsearch.schedule.value import Schedule
 from layoutsearch.search.acceptance import Comparison, summarize
 from layoutsearch.search.assemble import Program
 from layoutsearch.search.known import Lab
+from layoutsearch.search.numerics import Errors
 from layoutsearch.search.workloads import KernelNode
 
 
@@ -36,6 +37,7 @@ class PlanContext:
     fingerprint: str
     target: tvm.target.Target
     device: DeviceIdentity
+    errors: Errors = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def make_plan(
     ops = []
     for position, (node, index) in enumerate(zip(program.nodes, solution, strict=True)):
         other = uniform[position] if uniform is not None else None
-        ops += _plan_ops(context.graph, node, index, other, uniform_name, lab, program, position)
+        ops += _plan_ops(context.graph, node, index, other, uniform_name, lab, program, position, context.errors)
     assignment = program.choices(solution)
     total = program.problem.evaluate(solution).total
     return LayoutPlan(
@@ -186,6 +188,7 @@ def _plan_ops(
     lab: Lab,
     program: Program,
     position: int,
+    errors: Errors,
 ) -> list[PlanOp]:
     choice = node.choices[index]
     known = lab.of(node.workload, choice)
@@ -210,10 +213,16 @@ def _plan_ops(
                 predicted_us=_round(costs[index]) if is_root else None,
                 measured_us=_round(known.best_us) if is_root else None,
                 uniform_us=_round(uniform_us) if is_root else None,
+                rel_error=_rel_error(errors, name, choice) if is_root else None,
                 why=_why(node, index, uniform, uniform_name, costs) if is_root else "follows its kernel",
             )
         )
     return found
+
+
+def _rel_error(errors: Errors, name: str, choice: Candidate | None) -> float | None:
+    error = errors.get((name, choice.algorithm)) if choice is not None else None
+    return float(f"{error:.3g}") if error is not None else None
 
 
 def _why(node: KernelNode, index: int, uniform: int | None, uniform_name: str, costs: Sequence[float]) -> str:

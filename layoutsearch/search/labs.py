@@ -24,7 +24,7 @@ from layoutsearch.search.known import Lab
 from layoutsearch.search.reference import reference_key
 from layoutsearch.search.reporter import Reporter
 from layoutsearch.search.setup import ModelSetup, template_versions
-from layoutsearch.search.whole import Whole, WholeLab
+from layoutsearch.search.whole import MAX_REL_ERROR, Whole, WholeLab
 from layoutsearch.targets import default_threads
 
 # A run with less time than this does not spend it on calibrating a device.
@@ -43,6 +43,7 @@ class Workplace:
         samples: inputs of the model to validate with.
         budget: when to stop.
         reporter: told of progress.
+        max_rel_error: plans that are off by more, over the range of an output, are refused.
     """
 
     folder: Path
@@ -52,6 +53,7 @@ class Workplace:
     samples: Sequence[Sequence[np.ndarray]]
     budget: Budget
     reporter: Reporter
+    max_rel_error: float = MAX_REL_ERROR
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,10 @@ class DeviceSource:
             lab = KernelLab(device, builder, place.store, context, target, place.folder, budget, reporter, place.began)
             key = reference_key(setup.loaded, setup.fingerprint, place.samples)
             reference = (place.out / "reference.npz", key)
-            whole = WholeLab(device, builder, setup.source, place.samples, reference, place.folder, budget, reporter)
+            whole = WholeLab(
+                device, builder, setup.source, place.samples, reference, place.folder, budget, reporter,
+                place.max_rel_error,
+            )  # fmt: skip
             yield Labs(lab, whole, identity, context, profile)
 
     def _device(self) -> AbstractContextManager[Device]:

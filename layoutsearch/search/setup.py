@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ from layoutsearch.model.load import LoadedModel, load
 from layoutsearch.plan.apply import target_json
 from layoutsearch.schedule.value import TEMPLATES
 from layoutsearch.search.jobs import file_stamp
+from layoutsearch.search.numerics import Errors, algorithm_errors, within
 from layoutsearch.search.skeleton import Skeleton, build_skeleton
-from layoutsearch.search.whole import ModelSource
+from layoutsearch.search.whole import MAX_REL_ERROR, ModelSource
 from layoutsearch.search.workloads import kernel_nodes
 from layoutsearch.targets import as_target, has_feature
 
@@ -47,6 +48,7 @@ class ModelSetup:
         layouts: uniform layouts of the search space.
         fingerprint: of the canonical module.
         notes: rules of a user's search space that match nothing, a line each.
+        errors: of operators by algorithms that are not exact, see `search.numerics`.
     """
 
     loaded: LoadedModel
@@ -58,6 +60,7 @@ class ModelSetup:
     layouts: tuple[Layout, ...]
     fingerprint: str
     notes: tuple[str, ...] = ()
+    errors: Errors = field(default_factory=dict, hash=False)
 
     def context(self, device: DeviceIdentity, templates: str) -> RecordContext:
         """Context of the records that are made on a device."""
@@ -77,6 +80,7 @@ def set_up(
     shapes: Mapping[str, Sequence[int]] | None = None,
     target: Any = None,
     space: SearchSpace | str | os.PathLike[str] | None = None,
+    max_rel_error: float = MAX_REL_ERROR,
 ) -> ModelSetup:
     """Load a model and build its layout problem.
 
@@ -86,6 +90,7 @@ def set_up(
         shapes: of dynamic inputs.
         target: what code is built for; this CPU by default.
         space: search space; the one shipped for the target by default.
+        max_rel_error: candidates whose operator alone is off by more are left out.
 
     Raises:
         ModelError: the model cannot be read.
@@ -98,6 +103,8 @@ def set_up(
     rules = _space(space, tvm_target)
     notes = tuple(unmatched_rules(rules, graph)) if space is not None else ()
     spaces = enumerate_candidates(graph, rules)
+    errors = algorithm_errors(canonical, graph, spaces)
+    spaces = within(spaces, errors, max_rel_error)
     nodes = kernel_nodes(canonical, graph, spaces)
     anchors = {op.name for op in graph.anchors}
     return ModelSetup(
@@ -110,12 +117,14 @@ def set_up(
         layouts=tuple(uniform_layouts([spaces[op.name] for op in graph.anchors])),
         fingerprint=fingerprint(canonical),
         notes=notes,
+        errors=errors,
     )
 
 
 def template_versions() -> str:
     """Versions of all schedule templates and of the way kernels are timed: records made with others are not used."""
-    return ",".join(f"{name}{spec.version}" for name, spec in sorted(TEMPLATES.items())) + f" {PROTOCOL}"
+    versions = {name: f"{name}{spec.version}.{spec.revision}".removesuffix(".0") for name, spec in TEMPLATES.items()}
+    return ",".join(versions[name] for name in sorted(versions)) + f" {PROTOCOL}"
 
 
 def _space(space: SearchSpace | str | os.PathLike[str] | None, target: tvm.target.Target) -> SearchSpace:

@@ -76,7 +76,9 @@ class _Run:
         self.reporter.stage("load", 1)
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutsearch-")))
-            self.setup: ModelSetup = set_up(self.model, folder, options.shapes, self.target, options.space)
+            self.setup: ModelSetup = set_up(
+                self.model, folder, options.shapes, self.target, options.space, options.max_rel_error
+            )
             for line in self.setup.notes:
                 self.reporter.note(line)
             loaded = self.setup.loaded
@@ -95,7 +97,9 @@ class _Run:
             began = self.run_file.since(self.store.mark())
             self.resumed = began is not None
             samples = options.inputs or [sample_inputs(loaded.inputs, s) for s in range(2)]
-            place = Workplace(folder, self.out, self.store, began, samples, self.budget, self.reporter)
+            place = Workplace(
+                folder, self.out, self.store, began, samples, self.budget, self.reporter, options.max_rel_error
+            )
             self.labs: Labs = stack.enter_context(self.source.open(self.setup, place))
             return self._search()
 
@@ -104,7 +108,7 @@ class _Run:
         lab, profile = labs.lab, labs.profile
         target = TargetInfo.from_target(self.target, self.source.threads)
         learned = Learned(labs.context, profile, target, setup.fingerprint)
-        context = PlanContext(setup.loaded, setup.graph, setup.fingerprint, self.target, labs.identity)
+        context = PlanContext(setup.loaded, setup.graph, setup.fingerprint, self.target, labs.identity, setup.errors)
         machine = Machine.of(profile, target)
         pool = Pool(context, setup.skeleton, setup.layouts, lab, machine.vm_call_us, self.budget, self.reporter)
         times = WholeTimes(self.store, labs.context, setup.fingerprint, labs.whole.weights)

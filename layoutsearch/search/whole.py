@@ -22,6 +22,7 @@ from layoutsearch.search.reference import cached_outputs
 from layoutsearch.search.reporter import Reporter
 
 MAX_REL_ERROR = 1e-3
+"""Of an output's range, by default."""
 _BUILD_S = 900.0
 _RUN_S = 600.0
 _POLL_S = 0.2
@@ -79,7 +80,9 @@ class WholeLab:
         folder: Path,
         budget: Budget,
         reporter: Reporter,
+        max_rel_error: float = MAX_REL_ERROR,
     ) -> None:
+        self._max_rel_error = max_rel_error
         self._device, self._builder, self._source = device, builder, source
         self._samples, self._folder = samples, folder
         self._cache, self._cache_key = reference
@@ -119,8 +122,10 @@ class WholeLab:
             except RunFailed as failure:
                 self._reporter.note(f"{label}: {failure.status.value}: {failure.message}")
                 continue
-            if error > MAX_REL_ERROR:
-                self._reporter.note(f"{label}: error {error:.1e} of the output's range, refused")
+            if error > self._max_rel_error:
+                self._reporter.note(
+                    f"{label}: error {error:.1e} of the output's range, {self._max_rel_error:g} is allowed; refused"
+                )
                 continue
             self._reporter.step(f"built {label}")
             built[label] = Built(result.value, error)

@@ -40,13 +40,13 @@ def light(name: str, seed: int = 0) -> onnx.ModelProto:
     drawn = [numpy_helper.from_array(_weight(value, tuple(shape), uses[value], seed, last), value)
              for value, shape in wanted.items() if value in uses]  # fmt: skip
     taken = {n.input[0] for n in made.values()} | set(plain)
-    kept = [i for i in graph.initializer if i.name not in taken]
+    kept = [i for i in graph.initializer if i.name in uses and i.name not in taken]
     nodes = [n for n in graph.node if n.op_type != "ConstantOfShape"]
     for field, values in (("initializer", [*kept, *drawn]), ("node", nodes)):
         graph.ClearField(field)
         getattr(graph, field).extend(values)
     named = {i.name for i in graph.initializer}
-    inputs = [i for i in graph.input if i.name not in named and i.name not in taken]
+    inputs = [i for i in graph.input if i.name not in named | taken and i.name in uses]
     graph.ClearField("input")
     graph.input.extend(inputs)
     return model
@@ -65,13 +65,14 @@ def _weight(
     node, index = use
     if node.op_type == "BatchNormalization":
         role = _BATCH_NORM[index]
-        center = 1.0 if role in ("scale", "variance") else 0.0
+        # Half of what a branch makes, so that sixteen residual sums do not add up to 2^16.
+        center = {"scale": 0.5, "variance": 1.0}.get(role, 0.0)
         return (center + rng.uniform(-0.2, 0.2, shape)).astype(np.float32)
     if len(shape) == 1:
         return rng.uniform(-0.1, 0.1, shape).astype(np.float32)
     fan_in = shape[1] * int(np.prod(shape[2:]))
     # Scores of moderate size, so that a softmax says something of all of them.
-    gain = 0.01 if node.input[1] == last.input[1] else 2.0
+    gain = 0.5 if node.input[1] == last.input[1] else 2.0
     return (rng.standard_normal(shape) * np.sqrt(gain / fan_in)).astype(np.float32)
 
 

@@ -74,6 +74,62 @@ def test_mixed_sides() -> None:
 
 
 @pytest.mark.parametrize(
+    ("out", "blocks", "wanted"),
+    [
+        (48, "[16, 32]", "OHWI16o"),
+        (1000, "[16, 32]", "OHWI40o"),
+        (24, "[16, 32]", "OHWI24o"),
+        (360, "[16, 32]", "OHWI72o"),
+        (1000, "[4, 8]", "OHWI4o"),
+        # Nothing between one vector and six: the best is not full enough.
+        (17 * 101, "[16]", None),
+        (12, "[16]", None),
+    ],
+)
+def test_packs_of_output_channels(out: int, blocks: str, wanted: str | None) -> None:
+    graph = graph_of(16, lambda n, x: n.conv(x, out, 1))
+    found = candidates_of(graph, first(graph, "nn.conv2d"), everywhere('["NCHW", "NHWC:OHWI{k}o"]', blocks))
+    assert found == {"NCHW,OIHW,NCHW"} | ({f"NHWC,{wanted},NHWC"} if wanted else set())
+
+
+WINOGRAD = '["NCHW", "NCHW@winograd2", "NHWC@winograd4", "NCHW{i}c->NCHW{o}c@winograd2", "NHWC:OHWI8o@winograd4"]'
+
+
+@pytest.mark.parametrize(
+    ("channels", "out", "options", "wanted"),
+    [
+        (
+            16,
+            24,
+            {},
+            {
+                "NHWC,HWOI8o,NHWC,winograd4",
+                "NHWC,OHWI8o,NHWC,winograd4",
+                "NCHW8c,HWOI8o,NCHW8c,winograd2",
+                "NCHW16c,HWOI8o,NCHW8c,winograd2",
+            },
+        ),
+        # No block divides: weights in plain order, blocks of the data by the greatest common divisor.
+        (
+            24,
+            40,
+            {"blocks": "[16]"},
+            {"NHWC,HWIO,NHWC,winograd4", "NHWC,OHWI8o,NHWC,winograd4", "NCHW8c,HWIO,NCHW8c,winograd2"},
+        ),
+        (12, 16, {}, set()),
+        (16, 16, {"groups": 2}, set()),
+        (16, 16, {"stride": 2}, set()),
+        (16, 16, {"kernel": 5}, set()),
+    ],
+)
+def test_winograd(channels: int, out: int, options: dict[str, int | str], wanted: set[str]) -> None:
+    blocks = str(options.pop("blocks", "[8, 16]"))
+    graph = graph_of(channels, lambda n, x: n.conv(x, out, **options))
+    found = candidates_of(graph, first(graph, "nn.conv2d"), everywhere(WINOGRAD, blocks))
+    assert found - {"NCHW,OIHW,NCHW"} == wanted
+
+
+@pytest.mark.parametrize(
     ("out", "groups", "wanted"),
     [
         (24, 1, {"NHWC,OHWI8o,NHWC", "NCHW4c,IHWO4i8o,NCHW"}),

@@ -113,12 +113,14 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     assert not Layout("NCHW").divides((1, 24, 2, 2), "OIHW")
 
 
-@pytest.mark.parametrize("text", ["NCHW,OIHW,NHWC", "NCHW8c,OIHW8i16o,NCHW16c", "NHWC,NHWC"])
+@pytest.mark.parametrize(
+    "text", ["NCHW,OIHW,NHWC", "NCHW8c,OIHW8i16o,NCHW16c", "NHWC,NHWC", "NHWC,HWIO,NHWC,winograd4"]
+)
 def test_candidates_are_their_text(text: str) -> None:
     assert str(Candidate.parse(text)) == text
 
 
-@pytest.mark.parametrize("text", ["NCHW", "a,b,c,d", "NCHW,NCHW9", ""])
+@pytest.mark.parametrize("text", ["NCHW", "a,b,c,d", "NHWC,HWIO,NHWC,fft", "NCHW,NCHW9", ""])
 def test_text_that_is_no_candidate(text: str) -> None:
     with pytest.raises(ValueError, match="is not a"):
         Candidate.parse(text)

@@ -87,6 +87,10 @@ CASES = {
     "pointwise NCHW": Conv((1, 12, 7, 7), 24, (1, 1)),
     "pointwise NCHW strided": Conv((1, 12, 17, 17), 24, (1, 1), (2, 2)),
     "NHWC, channels with a tail": Conv((1, 20, 9, 13), 37, (3, 3), padding=SAME, layouts=NHWC),
+    "NHWC, packs of two vectors and a half": Conv(
+        (1, 20, 9, 13), 80, (3, 3), padding=SAME, layouts=("NHWC", "OHWI40o", "NHWC")
+    ),
+    "NHWC, one pack, pointwise": Conv((1, 20, 9, 13), 24, (1, 1), layouts=("NHWC", "OHWI24o", "NHWC")),
     "NHWC, a tile of sixteen and eight": Conv((1, 20, 9, 13), 24, (3, 3), padding=SAME, layouts=NHWC),
     "NHWC, packed weights": Conv((1, 16, 10, 10), 24, (3, 3), padding=SAME, layouts=("NHWC", "OIHW8i8o", "NHWC")),
     "NHWC, one output channel": Conv((1, 5, 10, 10), 1, (3, 3), padding=SAME, layouts=NHWC),

@@ -16,7 +16,7 @@ from tvm import tirx
 from layoutsearch.schedule import builder as b
 from layoutsearch.schedule.anatomy import Epilogue
 from layoutsearch.schedule.contraction import Contraction, Phase
-from layoutsearch.schedule.indexing import Coordinate, Expr, Split
+from layoutsearch.schedule.indexing import Coordinate, Expr, Split, flat
 from layoutsearch.schedule.target import TargetInfo
 from layoutsearch.schedule.templates.lanes import Lanes, Run
 from layoutsearch.schedule.value import Schedule, ScheduleError
@@ -213,9 +213,9 @@ class ChannelsKernel:
         if self.lanes.mode == "own":
             return channel
         if self.lanes.mode == "gather":
-            value = channel.value if isinstance(channel, Split) else channel
-            return value // c.out_per_group * c.in_channels + (rc * inner + ri)
-        return Split(space * (c.in_channels // inner) + rc, inner, ri)
+            return flat(channel) // c.out_per_group * c.in_channels + (rc * inner + ri)
+        group = space if c.groups > 1 else 0
+        return Split(group * (c.in_channels // inner) + rc, inner, ri)
 
 
 def _bind_all(**values: Expr) -> tuple[list[Expr], list[tirx.Stmt]]:

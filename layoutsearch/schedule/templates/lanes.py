@@ -27,7 +27,7 @@ class Lanes:
     Attributes:
         mode: `broadcast` (all lanes use the same input channel), `own` (depthwise: each lane its own, contiguous) or
             `gather` (groups narrower than a vector: each lane its group's).
-        spaces: Independent ranges of channels (the groups in mode broadcast, else one).
+        spaces: Independent ranges of channels (groups in mode broadcast, or packs of the weights; else one).
         span: Channels of one space.
         width: Lanes of a vector.
     """
@@ -46,6 +46,10 @@ class Lanes:
             mode, spaces, span = "broadcast", c.groups, c.out_per_group
             if _width(span, (*c.lane_blocks, span) if c.lane_blocks else (), target.lanes) < min(4, target.lanes):
                 mode, spaces, span = "gather", 1, c.out_channels
+        packed = c.lane_blocks == (c.kernel_block,) and c.kernel_block > target.lanes and c.kernel_block % target.lanes
+        if c.groups == 1 and packed:
+            # Weights packed by some vectors and a rest: each pack is a space of its own.
+            return cls(mode, c.out_channels // c.kernel_block, c.kernel_block, target.lanes)
         blocks = (*c.lane_blocks, span) if c.lane_blocks else ()
         return cls(mode, spaces, span, _width(span, blocks, target.lanes))
 
@@ -75,7 +79,7 @@ class Lanes:
         def whole(u: Expr, lane: Expr) -> Coordinate:
             if self.span % width == 0:
                 return Split(space * full + (tile * vectors + u), width, lane)
-            return space * self.span + ((tile * vectors + u) * width + lane)
+            return Split(space, self.span, (tile * vectors + u) * width + lane)
 
         if not last:
             return [Run(vectors, width, whole)]
@@ -89,7 +93,7 @@ class Lanes:
         return runs
 
     def _rest(self, space: Expr, start: int, _: Expr, lane: Expr) -> Coordinate:
-        return space * self.span + (lane + start)
+        return Split(space, self.span, lane + start)
 
 
 def _width(span: int, blocks: tuple[int, ...], lanes: int) -> int:
