@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from tvm import tirx
 
@@ -156,66 +157,73 @@ class WinogradKernel:
         return b.loop("tile", self.tiling.block, lambda i: self._transform_input(chunk, first + i, i))
 
     def _transform_input(self, chunk: Expr, tile: Expr, slot: Expr) -> tirx.Stmt:
-        """B^T d B of one tile and one vector of channels, into `slot` of the transformed inputs."""
-        c, points = self.c, self.form.points
-        width, dtype = self.width, c.dtype
-        (n, row, column), out = self._place(tile)
-        ys, rows_bound = self._inputs_along("y", row, c.rows[0].offset0, self.tiling.rows, c.height)
-        xs, columns_bound = self._inputs_along("x", column, c.columns[0].offset0, self.tiling.columns, c.width)
-        raw = b.registers("raw", points * width, dtype)
-        half = b.registers("half", points * points * width, dtype)
-        out += [*rows_bound, *columns_bound, tirx.AllocBuffer(raw), tirx.AllocBuffer(half)]
-        for x in range(points):
-            for y in range(points):
+        """B^T d B of one tile and one vector of channels, into `slot` of the transformed inputs.
 
-                def element(v: Expr, y: int = y, x: int = x) -> tirx.Stmt:
-                    value = c.data(n, Split(chunk, width, v), ys[y].at, xs[x].at)
-                    tests = [i.inside for i in (ys[y], xs[x]) if i.inside is not None]
-                    if tests:
-                        value = tirx.Select(tirx.all(*tests), value, b.const(0, dtype))
-                    return b.store(raw, value, y * width + v)
-
-                out.append(b.vectorized("v", width, element))
-            out += self._parts(raw, 0, 1, half, x, points)
-        base = (chunk * self.input_tiles + slot) * width
-        for y in range(points):
-            out += self._parts(half, y * points, 1, self.inputs, (y, base), 1)
-        return b.seq(out)
-
-    def _inputs_along(
-        self, name: str, tile: Expr, offset: int, tiles: int, extent: int
-    ) -> tuple[list[Input], list[tirx.Stmt]]:
-        """The inputs of a tile along one axis, bound to names.
-
-        Those outside the tensor are read at its edge and not used: a tile without branches is built in half the time.
+        Inputs outside the tensor are read at its edge and not used: branches, and code that is written out for every
+        column, take a second of LLVM's time.
         """
-        m, points = self.c.winograd, self.form.points
-        (first,), out = _bind_all(**{name: tile * m + offset})
-        found = []
+        c, m, points, width = self.c, self.c.winograd, self.form.points, self.width
+        (n, row, column), out = self._place(tile)
+        (top, left), bound = _bind_all(top=row * m + c.rows[0].offset0, left=column * m + c.columns[0].offset0)
+        half = b.registers("half", points * points * width, c.dtype)
+        ys: list[Input] = []
         for i in range(points):
-            if i + offset >= 0 and (tiles - 1) * m + i + offset < extent:
-                found.append(Input(first + i, None))
-                continue
-            (at,), bound = _bind_all(**{f"{name}{i}": tirx.max(tirx.min(first + i, extent - 1), 0)})
-            out += bound
-            found.append(Input(at, at == first + i))
-        return found, out
+            at, more = self._input("y", top, i, c.rows[0].offset0, self.tiling.rows, c.height)
+            ys.append(at)
+            bound += more
+        base = (chunk * self.input_tiles + slot) * width
+
+        def line(x: Expr) -> tirx.Stmt:
+            """Column x of the tile: its inputs, and B^T of them."""
+            raw = b.registers("raw", points * width, c.dtype)
+            at, statements = self._input("x", left, x, c.columns[0].offset0, self.tiling.columns, c.width)
+
+            def element(y: int, v: Expr) -> tirx.Stmt:
+                value = c.data(n, Split(chunk, width, v), ys[y].at, at.at)
+                tests = [i.inside for i in (ys[y], at) if i.inside is not None]
+                if tests:
+                    value = tirx.Select(tirx.all(*tests), value, b.const(0, c.dtype))
+                return b.store(raw, value, y * width + v)
+
+            loads = [b.vectorized("v", width, partial(element, y)) for y in range(points)]
+            parts = self._parts(raw, 0, lambda e, v, value: b.store(half, value, (x + e * points) * width + v))
+            return b.seq([*statements, tirx.AllocBuffer(raw), *loads, *parts])
+
+        def across(y: Expr) -> tirx.Stmt:
+            """Row y of what the columns came to: B^T along it, one vector for each point."""
+            return b.seq(
+                self._parts(
+                    half,
+                    y * points,
+                    lambda e, v, value: b.store(self.inputs, value, base + v + (y * points + e) * self.point_stride),
+                )
+            )
+
+        body = [tirx.AllocBuffer(half), b.loop("x", points, line), b.loop("y", points, across)]
+        return b.seq([*out, *bound, *body])
+
+    def _input(
+        self, name: str, first: Expr, i: Expr, offset: int, tiles: int, extent: int
+    ) -> tuple[Input, list[tirx.Stmt]]:
+        """Input number i of a tile along one axis, bound to a name; tiles start `offset` from multiples of m."""
+        highest = (tiles - 1) * self.c.winograd + offset
+        low, high = (i, i) if isinstance(i, int) else (0, self.form.points - 1)
+        if low + offset >= 0 and highest + high < extent:
+            return Input(first + i, None), []
+        (at,), bound = _bind_all(**{name: tirx.max(tirx.min(first + i, extent - 1), 0)})
+        return Input(at, at == first + i), bound
 
     def _parts(
-        self, source: tirx.Buffer, start: int, step: int, target: tirx.Buffer, at: Expr, stride: int
+        self, source: tirx.Buffer, start: Expr, put: Callable[[int, Expr, tirx.Expr], tirx.Stmt]
     ) -> list[tirx.Stmt]:
-        """B^T of the column at `start`, `start + step`, ... of `source` (in vectors), each part to its place."""
+        """put(e, lane, part e) for B^T of the vectors `start`, `start + 1`, ... of `source`."""
         points, width = self.form.points, self.width
 
-        def put(e: int, v: Expr) -> tirx.Stmt:
-            column = [b.load(source, (start + j * step) * width + v) for j in range(points)]
-            value = self.form.data_parts(column)[e]
-            if isinstance(at, tuple):
-                row, base = at
-                return b.store(target, value, base + v + (row * points + e) * self.point_stride)
-            return b.store(target, value, (e * stride + at) * width + v)
+        def part(e: int, v: Expr) -> tirx.Stmt:
+            column = [b.load(source, (start + j) * width + v) for j in range(points)]
+            return put(e, v, self.form.data_parts(column)[e])
 
-        return [b.vectorized("v", width, lambda v, e=e: put(e, v)) for e in range(points)]  # type: ignore[misc]
+        return [b.vectorized("v", width, partial(part, e)) for e in range(points)]
 
     # Products and outputs.
 
@@ -330,32 +338,33 @@ class WinogradKernel:
     ) -> tirx.Stmt:
         c, m, points = self.c, self.c.winograd, self.form.points
         half = b.registers("half", m * points * width, c.dtype)
-        out: list[tirx.Stmt] = [tirx.AllocBuffer(half)]
-        for x in range(points):
-            for y in range(m):
 
-                def down(v: Expr, y: int = y, x: int = x) -> tirx.Stmt:
-                    rows = [b.load(products, base + v + (e * points + x) * stride) for e in range(points)]
-                    return b.store(half, self.form.outputs_of(rows)[y], (y * points + x) * width + v)
+        def down(x: Expr) -> tirx.Stmt:
+            def vector(y: int, v: Expr) -> tirx.Stmt:
+                rows = [b.load(products, base + v + (x + e * points) * stride) for e in range(points)]
+                return b.store(half, self.form.outputs_of(rows)[y], (x + y * points) * width + v)
 
-                out.append(b.vectorized("v", width, down))
-        for y in range(m):
-            for x in range(m):
+            return b.seq(b.vectorized("v", width, partial(vector, y)) for y in range(m))
 
-                def across(v: Expr, y: int = y, x: int = x) -> tirx.Stmt:
-                    line = [b.load(half, (y * points + e) * width + v) for e in range(points)]
-                    value = self.form.outputs_of(line)[x]
-                    indices = c.out_indices(n, Split(vector, width, v), row * m + y, column * m + x)
-                    return b.seq(b.store(o, value, *indices) for o, value in self.epilogue.apply(value, indices))
+        def across(y: Expr) -> tirx.Stmt:
+            def vector(x: int, v: Expr) -> tirx.Stmt:
+                line = [b.load(half, (y * points + e) * width + v) for e in range(points)]
+                value = self.form.outputs_of(line)[x]
+                indices = c.out_indices(n, Split(vector_index, width, v), row * m + y, column * m + x)
+                return b.seq(b.store(o, value, *indices) for o, value in self.epilogue.apply(value, indices))
 
-                out.append(self._guarded(row, column, y, x, b.vectorized("v", width, across)))
-        return b.seq(out)
+            return b.seq(
+                self._guarded(row, column, y, x, b.vectorized("v", width, partial(vector, x))) for x in range(m)
+            )
 
-    def _guarded(self, row: Expr, column: Expr, y: int, x: int, body: tirx.Stmt) -> tirx.Stmt:
+        vector_index, bound = b.bind("vector", vector)
+        return b.seq([*bound, tirx.AllocBuffer(half), b.loop("x", points, down), b.loop("y", m, across)])
+
+    def _guarded(self, row: Expr, column: Expr, y: Expr, x: int, body: tirx.Stmt) -> tirx.Stmt:
         """`body` where output (y, x) of the tile exists."""
         m, tests = self.c.winograd, []
         for tile, at, count in ((row, y, self.c.rows[0].count), (column, x, self.c.columns[0].count)):
-            if count % m and at >= count % m:
+            if count % m and not (isinstance(at, int) and at < count % m):
                 tests.append(tile * m + at < count)
         return tirx.IfThenElse(tirx.all(*tests), body, None) if tests else body
 
