@@ -217,8 +217,8 @@ def build_plan(job: PlanJob) -> str:
 def build_reference(job: PlanJob) -> str:
     """Build the untouched module with TVM's own operators and pipeline, to compare outputs with.
 
-    Only loops are ours: parallel and vectorised, in the order they are in, where TVM would leave them scalar and a large
-    model would take minutes to run.
+    Only loops are ours: parallel and vectorised in the order they are in, where TVM would leave them scalar, and a
+    large model would take minutes.
     """
     loaded = _loaded(job.model, job.is_json, job.stamp, job.shapes)
     target = tvm.target.Target(job.plan["target"])

@@ -134,7 +134,8 @@ class Pool:
     def uniforms(self, program: Program) -> list[Uniform]:
         """Uniform assignments of measured kernels, by predicted time."""
         found: dict[tuple[int, ...], Uniform] = {}
-        for layout in self._layouts:
+        # Where little is measured the assignments nearest to two layouts may be one: it has the name of the nearer.
+        for layout in sorted(self._layouts, key=lambda lay: self._foreign(program, lay)):
             solution = uniform_solution(program.nodes, program.problem, layout)
             if solution is None:
                 continue
@@ -142,6 +143,12 @@ class Pool:
             if total < float("inf"):
                 found.setdefault(solution, Uniform(str(layout), solution, total))
         return sorted(found.values(), key=lambda uniform: uniform.predicted_us)
+
+    def _foreign(self, program: Program, layout: Layout) -> int:
+        """How many kernels of the uniform assignment of `layout` make another layout."""
+        solution = uniform_solution(program.nodes, program.problem, layout)
+        chosen = zip(program.nodes, solution or (), strict=False)
+        return sum(c is not None and c.out != layout for c in (node.choices[index] for node, index in chosen))
 
     def _solve(self, trials: int) -> tuple[Program, list[tuple[int, ...]]]:
         """The best assignments, measuring the transforms they use until they use measured ones only."""

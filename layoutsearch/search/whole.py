@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -57,6 +58,10 @@ class Whole(Protocol):
     def weights(self) -> str:
         """Key of what plans are validated against."""
 
+    @property
+    def once_s(self) -> float:
+        """Seconds that a run waits once, for what plans are validated against."""
+
     def build(self, plans: Mapping[str, LayoutPlan]) -> dict[str, Built]:
         """Build and validate plans; those that fail are left out."""
 
@@ -89,11 +94,17 @@ class WholeLab:
         self._budget, self._reporter = budget, reporter
         self._files = itertools.count()
         self._reference: list[tuple[np.ndarray, ...]] | None = None
+        self._once_s = 0.0
 
     @property
     def weights(self) -> str:
         """Key of the reference outputs: structure, weights, inputs."""
         return self._cache_key
+
+    @property
+    def once_s(self) -> float:
+        """What the reference outputs took beyond the first build."""
+        return self._once_s
 
     def build(self, plans: Mapping[str, LayoutPlan]) -> dict[str, Built]:
         """Build and validate plans; one that fails to build, to run or to be right is left out with a note.
@@ -105,15 +116,18 @@ class WholeLab:
             for label, plan in plans.items()
         }
         reference_plan = next(iter(plans.values()), None)
-        first = self._reference is None
+        first, began = self._reference is None, time.monotonic()
         if self._reference is None and reference_plan is not None:
             plan = reference_plan
             self._reference = cached_outputs(self._cache, self._cache_key, lambda: self._references(plan))
+        referenced_s = time.monotonic() - began
         built = {}
         for label, future in futures.items():
             result = self._wait(future, stoppable=not first)
             if result is None:
                 return {}
+            if first and not self._once_s:
+                self._once_s = max(0.0, referenced_s - result.wall_s)
             if not result.ok:
                 self._reporter.note(f"{label}: {result.status.value}: {result.error}")
                 continue

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import onnx
 
-from layoutsearch.zoo.light import LIGHT
+from layoutsearch.zoo.light import BUILDERS
 from layoutsearch.zoo.mobilenet_v2 import mobilenet_v2
 from layoutsearch.zoo.unet import unet
 from layoutsearch.zoo.vgg16 import vgg16
@@ -15,6 +15,6 @@ MODELS: Mapping[str, Callable[[int], onnx.ModelProto]] = {
     "mobilenet_v2": mobilenet_v2,
     "unet": unet,
     "vgg16": vgg16,
-    **LIGHT,
+    **BUILDERS,
 }
 """Name -> builder, which takes a seed."""

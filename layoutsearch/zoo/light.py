@@ -1,6 +1,6 @@
-"""The `light` models of the ONNX package (known networks whose weights are constants of one value) with random weights.
+"""The `light` models of the onnx package (known networks whose weights are all of one value) with random weights.
 
-Architecture and node names are those of the model zoo; the onnx wheel holds the files for its own backend tests.
+The onnx wheel holds the files for its own backend tests; architecture and names are those of the model zoo.
 """
 
 from __future__ import annotations
@@ -15,66 +15,74 @@ from onnx import numpy_helper
 
 from layoutsearch.errors import ModelError
 
-NAMES = ("resnet50", "shufflenet", "squeezenet")
-_BATCH_NORM = ("x", "scale", "bias", "mean", "variance")
+LIGHT = ("resnet50", "shufflenet", "squeezenet")
+"""Those that are offered by name; `light` makes any other one too."""
 
 
 def light(name: str, seed: int = 0) -> onnx.ModelProto:
-    """A light model with seeded weights.
+    """A light model (`resnet50`, `squeezenet`, `shufflenet`, `densenet121`, ...) with seeded weights.
 
     Raises:
         ModelError: the installed onnx package does not hold it.
     """
     path = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / f"light_{name}.onnx"
     if not path.is_file():
-        raise ModelError(f"the onnx package {onnx.__version__} has no {path.name}; install onnx 1.16 to 1.19")
-    model = onnx.load(path)
-    graph = model.graph
-    shapes = {i.name: numpy_helper.to_array(i) for i in graph.initializer}
-    made = {n.output[0]: n for n in graph.node if n.op_type == "ConstantOfShape"}
-    uses = {value: (n, i) for n in graph.node for i, value in enumerate(n.input)}
-    last = [n for n in graph.node if n.op_type in ("Gemm", "Conv")][-1]
-    # What remains of constants of one value: small ones that the files hold as they are.
-    plain = {i.name: shapes[i.name].shape for i in graph.initializer if i.name in uses and _is_weight(uses[i.name])}
-    wanted = {**plain, **{value: tuple(shapes[n.input[0]]) for value, n in made.items()}}
-    drawn = [numpy_helper.from_array(_weight(value, tuple(shape), uses[value], seed, last), value)
-             for value, shape in wanted.items() if value in uses]  # fmt: skip
-    taken = {n.input[0] for n in made.values()} | set(plain)
-    kept = [i for i in graph.initializer if i.name in uses and i.name not in taken]
-    nodes = [n for n in graph.node if n.op_type != "ConstantOfShape"]
-    for field, values in (("initializer", [*kept, *drawn]), ("node", nodes)):
-        graph.ClearField(field)
-        getattr(graph, field).extend(values)
-    named = {i.name for i in graph.initializer}
-    inputs = [i for i in graph.input if i.name not in named | taken and i.name in uses]
-    graph.ClearField("input")
+        raise ModelError(f"the onnx package {onnx.__version__} has no {path.name}; install another version of onnx")
+    return randomize(onnx.load(str(path)), seed)
+
+
+def _weight(role: tuple[str, int], shape: tuple[int, ...], rng: np.random.Generator, residual: bool) -> np.ndarray:
+    """Random values for what an operator reads at one position, such that activations keep their scale."""
+    op, position = role
+    if op in ("Conv", "ConvTranspose") and position == 1:
+        fan_in = np.prod(shape[1:]) if op == "Conv" else np.prod([shape[0], *shape[2:]])
+        return rng.normal(0, np.sqrt(2 / fan_in), shape)
+    if op in ("Gemm", "MatMul") and position == 1:
+        return rng.normal(0, np.sqrt(1 / max(shape)), shape)
+    if op == "BatchNormalization" and position == 1:
+        # A branch that ends in a residual sum is scaled down, or the sum doubles its variance with every block.
+        return rng.uniform(0.8, 1.2, shape) * (0.3 if residual else 1.0)
+    if op == "BatchNormalization" and position == 4:
+        return rng.uniform(0.6, 1.4, shape)
+    if op == "Mul":
+        return rng.uniform(0.8, 1.2, shape)
+    return rng.normal(0, 0.05, shape)
+
+
+def randomize(proto: onnx.ModelProto, seed: int = 0) -> onnx.ModelProto:
+    """A copy of a model whose float weights (initializers and ConstantOfShape) are seeded random numbers."""
+    proto = onnx.ModelProto.FromString(proto.SerializeToString())
+    graph = proto.graph
+    roles: dict[str, tuple[str, int]] = {}
+    summed = {name for node in graph.node if node.op_type in ("Sum", "Add") for name in node.input}
+    branch_ends = {name for node in graph.node if summed & set(node.output) for name in node.input}
+    for node in graph.node:
+        for position, name in enumerate(node.input):
+            roles.setdefault(name, (node.op_type, position))
+
+    shapes = {init.name: numpy_helper.to_array(init) for init in graph.initializer}
+    weights = {name: value.shape for name, value in shapes.items() if value.dtype == np.float32 and value.size > 1}
+    for node in [node for node in graph.node if node.op_type == "ConstantOfShape"]:
+        weights[node.output[0]] = tuple(int(extent) for extent in shapes[node.input[0]])
+        graph.node.remove(node)
+    read = {name for node in graph.node for name in node.input}
+    kept = [init for init in graph.initializer if init.name not in weights and init.name in read]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    for name, shape in weights.items():
+        if name not in read:
+            continue
+        rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        value = _weight(roles[name], shape, rng, residual=name in branch_ends).astype("float32")
+        graph.initializer.append(numpy_helper.from_array(value, name))
+    # Weights need not be among the inputs from version 4 on, and a runtime folds only those that are not.
+    proto.ir_version = max(proto.ir_version, 4)
+    named = {init.name for init in graph.initializer}
+    inputs = [value for value in graph.input if value.name in read and value.name not in named]
+    del graph.input[:]
     graph.input.extend(inputs)
-    return model
+    return proto
 
 
-def _is_weight(use: tuple[onnx.NodeProto, int]) -> bool:
-    node, index = use
-    return index > 0 and node.op_type in ("Conv", "BatchNormalization", "Gemm")
-
-
-def _weight(
-    name: str, shape: tuple[int, ...], use: tuple[onnx.NodeProto, int], seed: int, last: onnx.NodeProto
-) -> np.ndarray:
-    """Drawn by the seed and the name, so that activations keep their scale from layer to layer (He et al. 2015)."""
-    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-    node, index = use
-    if node.op_type == "BatchNormalization":
-        role = _BATCH_NORM[index]
-        # Half of what a branch makes, so that sixteen residual sums do not add up to 2^16.
-        center = {"scale": 0.5, "variance": 1.0}.get(role, 0.0)
-        return (center + rng.uniform(-0.2, 0.2, shape)).astype(np.float32)
-    if len(shape) == 1:
-        return rng.uniform(-0.1, 0.1, shape).astype(np.float32)
-    fan_in = shape[1] * int(np.prod(shape[2:]))
-    # Scores of moderate size, so that a softmax says something of all of them.
-    gain = 0.5 if node.input[1] == last.input[1] else 2.0
-    return (rng.standard_normal(shape) * np.sqrt(gain / fan_in)).astype(np.float32)
-
-
-LIGHT = {name: partial(light, name) for name in NAMES}
+BUILDERS = {name: partial(light, name) for name in LIGHT}
 """Name -> builder, which takes a seed."""

@@ -12,12 +12,12 @@ from onnx import numpy_helper
 from layoutsearch.model.load import ModelInput
 from layoutsearch.model.samples import sample_inputs
 from layoutsearch.zoo import MODELS
-from layoutsearch.zoo.light import NAMES
+from layoutsearch.zoo.light import LIGHT
 
 CONVOLUTIONS = {"resnet50": 53, "shufflenet": 49, "squeezenet": 26}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", LIGHT)
 def test_runs_and_tells_inputs_apart(name: str) -> None:
     proto = MODELS[name](0)
     ops = Counter(node.op_type for node in proto.graph.node)
