@@ -22,6 +22,7 @@ from layoutsearch.materialize.lower import Lowered, lower
 from layoutsearch.model.canonicalize import canonicalize
 from layoutsearch.model.fingerprint import fingerprint
 from layoutsearch.plan.plan import LayoutPlan
+from layoutsearch.plan.sequence import sequence_kernels
 from layoutsearch.schedule.audit import audit
 from layoutsearch.schedule.dispatch import apply as apply_schedule
 from layoutsearch.schedule.dispatch import default as default_schedule
@@ -169,10 +170,19 @@ def schedule_kernels(
     return tvm.IRModule(functions, attrs=lowered.module.attrs), slow
 
 
+def _sequence() -> tvm.transform.Pass:
+    @tvm.transform.module_pass(opt_level=0, name="layoutsearch.SequenceKernels")
+    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        return sequence_kernels(module)
+
+    return run
+
+
 def _vm_passes() -> list[tvm.transform.Pass]:
     """From scheduled kernels to VM code; what TVM's own CPU pipeline does after it has fused."""
     t = relax.transform
     return [
+        _sequence(),
         t.RewriteDataflowReshape(),
         t.ToNonDataflow(),
         t.RemovePurityChecking(),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import tvm
 from tvm import ir, s_tir, tirx
 from tvm.tirx import ForKind
 from tvm_ffi import structural_map, structural_walk
@@ -82,6 +84,23 @@ def registers(name: str, elements: int, dtype: str) -> tirx.Buffer:
     return tirx.decl_buffer((elements,), dtype, name, scope="local")
 
 
+def allocate(buffer: tirx.Buffer) -> tirx.Stmt:
+    """Allocates a buffer of a template: on the stack where its scope is `local`, else from the thread's workspace.
+
+    TVM would take what is local, or larger than a kilobyte, from the workspace as well, by two calls for every tile.
+    """
+    if buffer.scope() != "local":
+        return tirx.AllocBuffer(buffer)
+    bits = tvm.DataType(str(buffer.dtype)).bits
+    elements = math.prod(int(s) for s in buffer.shape)
+    # Of what TVM can put on a stack, tensor maps alone have the alignment of a vector.
+    pieces = -(-elements * max(8, bits) // (8 * _TENSORMAP_BYTES))
+    pointer = ir.PointerType(ir.PrimType(str(buffer.dtype)), "local")
+    data = tirx.call_intrin(pointer, "tirx.tvm_stack_alloca", "tensormap", tirx.const(pieces, "int32"))
+    return tirx.DeclBuffer(buffer, data=data)
+
+
+_TENSORMAP_BYTES = 128
 _STACK_BYTES = 64 << 10
 
 

@@ -39,12 +39,13 @@ TEMPLATES: dict[str, TemplateSpec] = {
             "reduce": ("taps_outer", "taps_inner"),
             "outer": ("channels", "rows"),
         },
+        revision=1,
     ),
-    "flat": TemplateSpec(1, {"channels": (1, 32), "vectors": (1, 8), "rows": (1, 1 << 16)}, revision=1),
+    "flat": TemplateSpec(1, {"channels": (1, 32), "vectors": (1, 8), "rows": (1, 1 << 16)}, revision=2),
     "winograd": TemplateSpec(
         1, {"tile": (1, 64), "vectors": (1, 16), "strips": (1, 1 << 16), "outer": ("channels", "tiles")}
     ),
-    "loops": TemplateSpec(1, {}),
+    "loops": TemplateSpec(1, {}, revision=1),
     "reshape": TemplateSpec(1, {}),
 }
 

@@ -138,7 +138,7 @@ class ChannelsKernel:
         """Accumulates `size` pixels from output number `first` on and stores them through the epilogue."""
         c = self.c
         sums = [b.registers("sum", size * run.count * run.width, c.dtype) for run in runs]
-        statements: list[tirx.Stmt] = [tirx.AllocBuffer(s) for s in sums]
+        statements: list[tirx.Stmt] = [b.allocate(s) for s in sums]
         for run, acc in zip(runs, sums, strict=True):
             statements.append(self._over(run, 0, size, partial(self._clear, acc)))
         if at.rows.taps and at.columns.taps:

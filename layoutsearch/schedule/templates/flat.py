@@ -116,7 +116,7 @@ class FlatKernel:
                 n, channel = b.unravel(index, (c.batch, channels))
                 return self._pad_plane(padded, index * self.plane, n, channel)
 
-            stages += [tirx.AllocBuffer(padded), self._parallel("plane", c.batch * channels, copy)]
+            stages += [b.allocate(padded), self._parallel("plane", c.batch * channels, copy)]
         most = max(p.count for p in c.rows)
         strips = -(-most // self.rows) if not self.direct else self._direct_strips()
         # A padded plane of its own serves all strips of a depthwise task.
@@ -187,7 +187,7 @@ class FlatKernel:
         statements: list[tirx.Stmt] = []
         if self.local_pad and not self.bare:
             padded = b.thread_scratch("padded", self.plane + self.slack, str(self.c.source.dtype))
-            statements += [tirx.AllocBuffer(padded), self._pad_plane(padded, 0, n, group * self.c.in_channels)]
+            statements += [b.allocate(padded), self._pad_plane(padded, 0, n, group * self.c.in_channels)]
 
         def rows(at: Expr) -> tirx.Stmt:
             return b.seq(self._rows(n, first, group, at, padded, phases) for phases in bundles(self.c))
@@ -242,7 +242,7 @@ class FlatKernel:
                 return line
             return tirx.IfThenElse(row0 + r < rows.count, line, None)
 
-        body = [tirx.AllocBuffer(scratch)]
+        body = [b.allocate(scratch)]
         if whole:
             body.append(b.loop("run", whole, lambda i: tile(i * step, step)))
         body += [tile(whole * step + start, width) for start, width in _pieces(rest, self.lanes)]
@@ -260,7 +260,7 @@ class FlatKernel:
 
             line = b.seq(
                 [
-                    tirx.AllocBuffer(row),
+                    b.allocate(row),
                     _interleave(scratch, starts, row, columns.count, self.lanes),
                     b.vector_run(2 * columns.count, self.lanes, pixel),
                 ]
@@ -337,7 +337,7 @@ class FlatKernel:
         def finish(number: int, acc: tirx.Buffer, m: Expr, p: Expr) -> tirx.Stmt:
             return save(number * self.channels + m, p, b.load(acc, m * width + p))
 
-        statements = [tirx.AllocBuffer(acc) for acc in sums]
+        statements = [b.allocate(acc) for acc in sums]
         statements += [each(partial(clear, acc)) for acc in sums]
         if rows.taps and columns.taps:
             statements.append(b.loop("i", c.in_channels, taps))

@@ -149,7 +149,7 @@ def _transpose(stage: Stage, dense: Sequence[int], strided: Sequence[int], tile:
             return b.unrolled("i", tile, lambda i: b.vectorized("v", tile, lambda v: body(i, v)))
 
         turned = [_exchange(buffers[s % 2], buffers[(s + 1) % 2], 1 << s, tile) for s in range(steps)]
-        return b.seq([*(tirx.AllocBuffer(x) for x in buffers), square(fill), *turned, square(drain)])
+        return b.seq([*(b.allocate(x) for x in buffers), square(fill), *turned, square(drain)])
 
     total = math.prod(extents) * tile * tile
     return b.parallel("task", math.prod(extents), task, target.threads > 1 and total > SMALL)

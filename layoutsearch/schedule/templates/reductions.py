@@ -143,7 +143,7 @@ class Reduction:
 
             return b.seq(
                 [
-                    tirx.AllocBuffer(acc),
+                    b.allocate(acc),
                     each(lambda i: self._init(at(i), acc, i)),
                     self._nest(stage.reduction, update, {}),
                     each(lambda i: self._store(at(i), b.load(acc, i))),
@@ -174,7 +174,7 @@ class Reduction:
         values: Values = {var: 0 for var, _ in self.stage.spatial}
         return b.seq(
             [
-                tirx.AllocBuffer(acc),
+                b.allocate(acc),
                 self._init(values, acc, 0),
                 self._nest(self.stage.reduction, lambda r: self._update({**values, **r}, acc, 0), {}),
                 self._store(values, b.load(acc, 0)),
@@ -219,8 +219,8 @@ class Reduction:
 
             return b.seq(
                 [
-                    tirx.AllocBuffer(acc),
-                    tirx.AllocBuffer(total),
+                    b.allocate(acc),
+                    b.allocate(total),
                     # The initial value is neutral for sum, max and min, so every lane may start from it.
                     each(lambda j: self._init(values, acc, j)),
                     self._nest(outer, along, {}),

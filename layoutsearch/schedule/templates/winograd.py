@@ -118,7 +118,7 @@ class WinogradKernel:
             def blocks(index: Expr) -> tirx.Stmt:
                 first, bound = b.bind("first", tiling.first_of_block(index))
                 body = [
-                    tirx.AllocBuffer(self.inputs),
+                    b.allocate(self.inputs),
                     b.loop("chunk", self.chunks, lambda chunk: self._transform_inputs(chunk, first)),
                     b.loop("channels", channel_tiles, lambda tile: self._channel_tile(tile, first, 0)),
                 ]
@@ -140,7 +140,7 @@ class WinogradKernel:
             return b.seq([*bound, *more, self._channel_tile(tile, first, first)])
 
         return [
-            tirx.AllocBuffer(self.inputs),
+            b.allocate(self.inputs),
             b.parallel("strip", self.chunks * self.c.batch * tiling.rows, strip, self.parallel),
             b.parallel("task", channel_tiles * tiling.blocks, task, self.parallel),
         ]
@@ -187,7 +187,7 @@ class WinogradKernel:
 
             loads = [b.vectorized("v", width, partial(element, y)) for y in range(points)]
             parts = self._parts(raw, 0, lambda e, v, value: b.store(half, value, (x + e * points) * width + v))
-            return b.seq([*statements, tirx.AllocBuffer(raw), *loads, *parts])
+            return b.seq([*statements, b.allocate(raw), *loads, *parts])
 
         def across(y: Expr) -> tirx.Stmt:
             """Row y of what the columns came to: B^T along it, one vector for each point."""
@@ -199,7 +199,7 @@ class WinogradKernel:
                 )
             )
 
-        body = [tirx.AllocBuffer(half), b.loop("x", points, line), b.loop("y", points, across)]
+        body = [b.allocate(half), b.loop("x", points, line), b.loop("y", points, across)]
         return b.seq([*out, *bound, *body])
 
     def _input(
@@ -258,7 +258,7 @@ class WinogradKernel:
 
         return b.seq(
             [
-                tirx.AllocBuffer(products),
+                b.allocate(products),
                 b.loop("ey", points, lambda ey: b.loop("ex", points, lambda ex: point(ey, ex))),
                 b.loop("tile", tiling.block, outputs),
             ]
@@ -300,7 +300,7 @@ class WinogradKernel:
                 out.append(each(run, multiply))
             return b.seq(out)
 
-        statements: list[tirx.Stmt] = [tirx.AllocBuffer(acc) for acc in sums]
+        statements: list[tirx.Stmt] = [b.allocate(acc) for acc in sums]
         for run, acc in zip(runs, sums, strict=True):
             statements.append(each(run, lambda t, u, v, i, acc=acc: b.store(acc, b.const(0, c.dtype), i)))  # type: ignore[misc]
         statements.append(b.loop("rc", self.chunks, lambda rc: b.loop("ri", width, lambda ri: step(rc, ri))))
@@ -358,7 +358,7 @@ class WinogradKernel:
             )
 
         vector_index, bound = b.bind("vector", vector)
-        return b.seq([*bound, tirx.AllocBuffer(half), b.loop("x", points, down), b.loop("y", m, across)])
+        return b.seq([*bound, b.allocate(half), b.loop("x", points, down), b.loop("y", m, across)])
 
     def _guarded(self, row: Expr, column: Expr, y: Expr, x: int, body: tirx.Stmt) -> tirx.Stmt:
         """`body` where output (y, x) of the tile exists."""
