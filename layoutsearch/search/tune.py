@@ -192,8 +192,10 @@ class _Run:
             return None, 0.0
         started = time.monotonic()
         plan = self.decision.first_plan()
-        # Building and timing the finalists takes several times what the first plan took.
-        return plan, _TIMING_S + 3.0 * (time.monotonic() - started - self.labs.whole.once_s)
+        # Building and timing the finalists takes several times what the first plan took; but without a search there is
+        # nothing to build, so half of what is left is for that at least.
+        wanted = _TIMING_S + 3.0 * (time.monotonic() - started - self.labs.whole.once_s)
+        return plan, min(wanted, self.budget.left_s / 2)
 
     def _first_layout(self, lanes: int) -> Layout:
         """The packed layout of one vector where the space has it, else its last."""
