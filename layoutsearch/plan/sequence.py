@@ -9,8 +9,8 @@ descriptors on the stack. What `main` takes and returns stays as it was.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import tvm
 from tvm import relax, tirx
@@ -22,27 +22,19 @@ from layoutsearch.schedule.builder import mark
 _NAME = "run_kernels"
 _ALIGN = 64
 """Bytes: what kernels may assume of their operands."""
+_LARGEST = (1 << 31) - 1
+_CALL_TIR_ARGS, _VIEW_PARAMS = 2, 2
 
 
-@dataclass
-class _Step:
-    """One call of a kernel: its symbol, operands (variables or constants of `main`), and what it makes."""
-
-    symbol: str
-    operands: tuple[relax.Expr, ...]
-    result: relax.Var
-    is_view: bool
-
-
-@dataclass
-class _Region:
-    """Memory of one or more variables that are views of each other.
+@dataclass(eq=False)
+class Region:
+    """Memory of one or more tensors that are views of each other.
 
     Attributes:
         bytes: size.
         first, last: steps that make and last read it.
         output: number of the result of `main` that it is, if it is one.
-        offset: in the workspace, once planned.
+        offset: in the workspace, once placed.
     """
 
     bytes: int
@@ -50,122 +42,153 @@ class _Region:
     last: int
     output: int | None = None
     offset: int = 0
-    members: list[relax.Var] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class _Tensor:
+    """A parameter or constant of `main`, or what a kernel makes (`given` None), with its memory."""
+
+    ty: relax.TensorType
+    given: relax.Expr | None = None
+    region: Region | None = None
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One call of a kernel: its symbol, what it reads and makes."""
+
+    symbol: str
+    tensors: tuple[_Tensor, ...]
+
+
+class _Unfit(Exception):
+    """`main` holds something that cannot be in the sequence."""
 
 
 def sequence_kernels(module: tvm.IRModule) -> tvm.IRModule:
     """`module` with one call in `main`, or as it is where `main` holds anything but calls of kernels."""
     main = module["main"]
-    steps, results = _steps(module, main), _results(main)
-    if not steps or results is None:
+    try:
+        reader = _Reader(module, main)
+    except _Unfit:
         return module
-    regions = _regions(steps, results)
-    if regions is None:
+    size = place(r for r in reader.regions if r.output is None)
+    if size > _LARGEST:
         return module
-    size = _plan({id(r): r for r in regions.values() if r.output is None}.values())
-    function, gv = _emit(main, steps, results, regions, size), tvm.ir.GlobalVar(_NAME)
-    outs = [r.ty for r in results] + ([relax.TensorType((size,), "uint8")] if size else [])
-    operands = [*main.params, *_constants(steps)]
+    outs = [t.ty for t in reader.results] + ([relax.TensorType((size,), "uint8")] if size else [])
+    operands = list(reader.given)
+    gv = tvm.ir.GlobalVar(_NAME)
     relax.expr._update_type(gv, relax.FuncType([*(o.ty for o in operands), *outs], relax.TupleType([]), False))
     call = relax.call_tir(gv, relax.Tuple(operands), outs if len(outs) > 1 else outs[0])
-    module = with_main(module, _calling(main, call, results, len(outs)))
-    module[gv] = function
+    module = with_main(module, _calling(main, call, len(outs)))
+    module[gv] = _emit(operands, reader.steps, [t.ty for t in reader.results], size)
     return module
 
 
-def _steps(module: tvm.IRModule, main: relax.Function) -> list[_Step] | None:
-    """The calls of `main` in order; None where it does anything else."""
-    functions = {g: f for g, f in module.functions_items() if isinstance(f, tirx.PrimFunc)}
-    known = {id(p) for p in main.params}
-    steps = []
-    for block in main.body.blocks:
-        for binding in block.bindings:
-            value = binding.value
-            is_call = isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op)
-            if not isinstance(binding, relax.VarBinding) or not is_call or value.op.name != "relax.call_tir":
-                return None
-            callee, operands = value.args[0], value.args[1]
-            if callee not in functions or len(value.args) > 2 or not _is_static(binding.var.ty):
-                return None
-            fields = tuple(operands.fields) if isinstance(operands, relax.Tuple) else ()
-            if not fields or not all(_is_tensor(f) for f in fields):
-                return None
-            function = functions[callee]
-            is_view = len(function.params) == 2 and bool(relax.analysis.has_reshape_pattern(function))
-            steps.append(_Step(callee.name_hint, fields, binding.var, is_view))
-            known.add(id(binding.var))
-    return steps if all(_is_static(p.ty) for p in main.params) else None
+class _Reader:
+    """What `main` does.
 
+    Attributes:
+        given: its parameters, then the constants that kernels read.
+        steps: calls of kernels, in order.
+        regions: memory of what they make.
+        results: what `main` returns.
 
-def _is_static(ty: relax.Type) -> bool:
-    return (
-        isinstance(ty, relax.TensorType)
-        and isinstance(ty.shape, relax.ShapeExpr)
-        and all(isinstance(s, tirx.IntImm) for s in ty.shape.values)
-    )
+    Raises:
+        _Unfit: anything but calls of kernels, shapes that are not static, a result that would have to be copied.
+    """
 
+    def __init__(self, module: tvm.IRModule, main: relax.Function) -> None:
+        self._functions = {g: f for g, f in module.functions_items() if isinstance(f, tirx.PrimFunc)}
+        self.given: dict[relax.Expr, _Tensor] = {p: _Tensor(_static(p.ty), p) for p in main.params}
+        self._made: dict[relax.Var, tuple[_Tensor, ...]] = {}
+        self.steps: list[_Step] = []
+        self.regions: list[Region] = []
+        self._number = 0
+        for block in main.body.blocks:
+            for binding in block.bindings:
+                if not isinstance(binding, relax.VarBinding):
+                    raise _Unfit
+                self._bind(binding.var, binding.value)
+        body = main.body.body
+        self.results = [self._tensor(e) for e in (body.fields if isinstance(body, relax.Tuple) else [body])]
+        for number, result in enumerate(self.results):
+            if result.region is None or result.region.output is not None:
+                raise _Unfit
+            result.region.output = number
 
-def _is_tensor(expr: relax.Expr) -> bool:
-    return isinstance(expr, (relax.Var, tvm.ir.GenericConst)) and _is_static(expr.ty)
-
-
-def _results(main: relax.Function) -> list[relax.Var] | None:
-    """The variables that `main` returns; None where it returns anything else."""
-    body = main.body.body
-    found = list(body.fields) if isinstance(body, relax.Tuple) else [body]
-    return found if found and all(isinstance(v, relax.Var) and _is_static(v.ty) for v in found) else None
-
-
-def _regions(steps: Sequence[_Step], results: Sequence[relax.Var]) -> dict[relax.Var, _Region] | None:
-    """The memory of everything that a step makes; None where a result would have to be copied."""
-    regions: dict[relax.Var, _Region] = {}
-    views: dict[relax.Var, relax.Expr] = {}
-    for number, step in enumerate(steps):
-        for operand in step.operands:
-            if operand in regions:
-                regions[operand].last = number
-        source = step.operands[0]
-        if step.is_view and source in regions:
-            regions[step.result] = regions[source]
-        elif step.is_view:
-            views[step.result] = source
+    def _bind(self, var: relax.Var, value: relax.Expr) -> None:
+        if isinstance(value, relax.TupleGetItem) and value.tuple_value in self._made:
+            self._made[var] = (self._made[value.tuple_value][value.index],)
+            return
+        is_call = isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op)
+        if not is_call or value.op.name != "relax.call_tir" or len(value.args) != _CALL_TIR_ARGS:
+            raise _Unfit
+        callee, operands = value.args
+        if callee not in self._functions or not isinstance(operands, relax.Tuple) or not operands.fields:
+            raise _Unfit
+        read = [self._tensor(e) for e in operands.fields]
+        for tensor in read:
+            if tensor.region is not None:
+                tensor.region.last = self._number
+        types = var.ty.fields if isinstance(var.ty, relax.TupleType) else [var.ty]
+        function = self._functions[callee]
+        if len(function.params) == len(read) + 1 == _VIEW_PARAMS and relax.analysis.has_reshape_pattern(function):
+            if read[0].region is None:
+                raise _Unfit
+            self._made[var] = (_Tensor(_static(types[0]), None, read[0].region),)
         else:
-            regions[step.result] = _Region(_bytes(step.result), number, number)
-        if step.result in regions:
-            regions[step.result].members.append(step.result)
-    for number, result in enumerate(results):
-        region = regions.get(result)
-        if region is None or region.output is not None or views:
-            return None
-        region.output = number
-    return regions
+            made = tuple(self._new(_static(ty)) for ty in types)
+            self._made[var] = made
+            self.steps.append(_Step(callee.name_hint, (*read, *made)))
+        self._number += 1
+
+    def _new(self, ty: relax.TensorType) -> _Tensor:
+        size = math.prod(int(s) for s in ty.shape.values) * ((tvm.DataType(ty.dtype).bits + 7) // 8)
+        if not size:
+            raise _Unfit
+        self.regions.append(Region(size, self._number, self._number))
+        return _Tensor(ty, None, self.regions[-1])
+
+    def _tensor(self, expr: relax.Expr) -> _Tensor:
+        if expr in self._made and len(self._made[expr]) == 1:
+            return self._made[expr][0]
+        if isinstance(expr, tvm.ir.GenericConst) and expr not in self.given:
+            self.given[expr] = _Tensor(_static(expr.ty), expr)
+        if expr not in self.given:
+            raise _Unfit
+        return self.given[expr]
 
 
-def _calling(main: relax.Function, call: relax.Call, results: Sequence[relax.Var], outs: int) -> relax.Function:
+def _static(ty: relax.Type) -> relax.TensorType:
+    """The type, if it is a tensor's with constant extents."""
+    known = isinstance(ty, relax.TensorType) and isinstance(ty.shape, relax.ShapeExpr)
+    if not known or not all(isinstance(s, tirx.IntImm) for s in ty.shape.values):
+        raise _Unfit
+    return ty
+
+
+def _calling(main: relax.Function, call: relax.Call, outs: int) -> relax.Function:
     """`main` as that one call."""
-    writer = FunctionWriter()
+    body, writer = main.body.body, FunctionWriter()
     made = writer.bind("made", call)
-    names = [r.name for r in results]
+    names = [v.name for v in (body.fields if isinstance(body, relax.Tuple) else [body])]
     found = [
         writer.bind(name, relax.TupleGetItem(made, i) if outs > 1 else made, output=True)
         for i, name in enumerate(names)
     ]
     writer.end_block(dataflow=True)
-    result = relax.Tuple(found) if isinstance(main.body.body, relax.Tuple) else found[0]
+    result = relax.Tuple(found) if isinstance(body, relax.Tuple) else found[0]
     return writer.function(main.params, result, main.attrs)
 
 
-def _bytes(var: relax.Var) -> int:
-    return math.prod(int(s) for s in var.ty.shape.values) * ((tvm.DataType(var.ty.dtype).bits + 7) // 8)
-
-
-def _plan(regions: Sequence[_Region]) -> int:
+def place(regions: Iterable[Region]) -> int:
     """Offsets in a workspace for regions that live at the same time not to overlap; its size in bytes.
 
     Largest first, each at the lowest offset that is free while it lives (Pisarchyk and Lee, Efficient Memory Management
     for Deep Neural Net Inference, 2020).
     """
-    placed: list[_Region] = []
+    placed: list[Region] = []
     for region in sorted(regions, key=lambda r: (-r.bytes, r.first)):
         offset = 0
         for other in sorted(placed, key=lambda r: r.offset):
@@ -178,47 +201,34 @@ def _plan(regions: Sequence[_Region]) -> int:
     return max((r.offset + r.bytes for r in placed), default=0)
 
 
-def _constants(steps: Sequence[_Step]) -> Mapping[relax.Expr, None]:
-    return {o: None for step in steps for o in step.operands if isinstance(o, tvm.ir.GenericConst)}
-
-
 def _buffer(name: str, ty: relax.TensorType) -> tirx.Buffer:
     return tirx.decl_buffer([int(s) for s in ty.shape.values], str(ty.dtype), name)
 
 
 def _emit(
-    main: relax.Function,
-    steps: Sequence[_Step],
-    results: Sequence[relax.Var],
-    regions: Mapping[relax.Var, _Region],
-    size: int,
+    given: Sequence[relax.Expr], steps: Sequence[_Step], results: Sequence[relax.TensorType], size: int
 ) -> tirx.PrimFunc:
-    """The host function: inputs, constants, results and the workspace as parameters."""
-    buffers: dict[relax.Expr, tirx.Buffer] = {p: _buffer(f"input_{i}", p.ty) for i, p in enumerate(main.params)}
-    buffers |= {c: _buffer(f"weight_{i}", c.ty) for i, c in enumerate(_constants(steps))}
-    outputs = [_buffer(f"output_{i}", r.ty) for i, r in enumerate(results)]
-    workspace = tirx.decl_buffer((size,), "uint8", "workspace")
+    """The host function: what `main` is given, results and the workspace as parameters."""
+    operands = {expr: _buffer(f"given_{i}", expr.ty) for i, expr in enumerate(given)}
+    outputs = [_buffer(f"output_{i}", ty) for i, ty in enumerate(results)]
+    workspace = tirx.decl_buffer((max(1, size),), "uint8", "workspace")
 
-    def data(expr: relax.Expr) -> tirx.Expr:
-        region = regions.get(expr)
+    def data(tensor: _Tensor) -> tirx.Expr:
+        region = tensor.region
         if region is None:
-            return buffer_data(buffers[expr])
+            return buffer_data(operands[tensor.given])
         if region.output is not None:
             return buffer_data(outputs[region.output])
         return tirx.address_of(tirx.BufferLoad(workspace, [tirx.const(region.offset, "int32")]))
 
-    def array(expr: relax.Expr) -> tirx.Expr:
+    def array(tensor: _Tensor) -> tirx.Expr:
         """A tensor descriptor on the stack."""
-        shape = tirx.tvm_stack_make_shape(*[tirx.const(int(s), "int64") for s in expr.ty.shape.values])
-        zero = tirx.const(0, str(expr.ty.dtype))
-        return tirx.tvm_stack_make_array(data(expr), shape, 0, len(expr.ty.shape.values), zero, 0)
+        extents = [int(s) for s in tensor.ty.shape.values]
+        shape = tirx.tvm_stack_make_shape(*[tirx.const(s, "int64") for s in extents])
+        zero = tirx.const(0, str(tensor.ty.dtype))
+        return tirx.tvm_stack_make_array(data(tensor), shape, 0, len(extents), zero, 0)
 
-    calls = [
-        tirx.Evaluate(tirx.call_cpacked(step.symbol, *(array(e) for e in (*step.operands, step.result))))
-        for step in steps
-        if not step.is_view
-    ]
-    params = [*buffers.values(), *outputs, *([workspace] if size else [])]
-    body = calls[0] if len(calls) == 1 else tirx.SeqStmt(calls)
+    calls = [tirx.Evaluate(tirx.call_cpacked(step.symbol, *map(array, step.tensors))) for step in steps]
+    params = [*operands.values(), *outputs, *([workspace] if size else [])]
     # Without `noalias` TVM's code generator would take the operands of every kernel in the module for aliases.
-    return mark(tirx.PrimFunc(params, body))
+    return mark(tirx.PrimFunc(params, calls[0] if len(calls) == 1 else tirx.SeqStmt(calls)))
