@@ -25,9 +25,9 @@ from layoutsearch.layout.facts import KernelFacts
 from layoutsearch.layout.transform import TransformKey
 from layoutsearch.measure.profile import DeviceProfile
 
-# Operators that TVM turns into views, always or where the order of the elements stays.
+# Operators that become views, always or where the order of the elements stays.
 _VIEWS = frozenset(
-    {"reshape", "squeeze", "expand_dims", "flatten", "batch_flatten", "permute_dims", "layout_transform"}
+    {"concat", "reshape", "squeeze", "expand_dims", "flatten", "batch_flatten", "permute_dims", "layout_transform"}
 )
 
 

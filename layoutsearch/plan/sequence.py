@@ -12,12 +12,15 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import tvm
 from tvm import relax, tirx
 from tvm.tirx.op import buffer_data
 
 from layoutsearch.materialize.writer import FunctionWriter, with_main
-from layoutsearch.schedule.builder import mark
+from layoutsearch.schedule.builder import load, mark
+from layoutsearch.schedule.indexing import static_shape
+from layoutsearch.schedule.templates.stack import STACKS
 
 _NAME = "run_kernels"
 _ALIGN = 64
@@ -34,7 +37,9 @@ class Region:
         bytes: size.
         first, last: steps that make and last read it.
         output: number of the result of `main` that it is, if it is one.
-        offset: in the workspace, once placed.
+        offset: in the workspace, once placed; within `whole` for a part.
+        whole: the region that it is a part of, if it is one.
+        returned: whether `main` returns one of its tensors.
     """
 
     bytes: int
@@ -42,6 +47,16 @@ class Region:
     last: int
     output: int | None = None
     offset: int = 0
+    whole: Region | None = None
+    returned: bool = False
+
+    @property
+    def location(self) -> tuple[Region, int]:
+        """The region that memory is set aside for, and where in it this one starts."""
+        if self.whole is None:
+            return self, 0
+        region, offset = self.whole.location
+        return region, offset + self.offset
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +87,10 @@ def sequence_kernels(module: tvm.IRModule) -> tvm.IRModule:
         reader = _Reader(module, main)
     except _Unfit:
         return module
-    size = place(r for r in reader.regions if r.output is None)
+    for part in reader.regions:
+        whole, _ = part.location
+        whole.first, whole.last = min(whole.first, part.first), max(whole.last, part.last)
+    size = place(r for r in reader.regions if r.output is None and r.whole is None)
     if size > _LARGEST:
         return module
     outs = [t.ty for t in reader.results] + ([relax.TensorType((size,), "uint8")] if size else [])
@@ -105,15 +123,17 @@ class _Reader:
         self.steps: list[_Step] = []
         self.regions: list[Region] = []
         self._number = 0
+        body = main.body.body
+        results = list(body.fields) if isinstance(body, relax.Tuple) else [body]
+        self._returned = set(results)
         for block in main.body.blocks:
             for binding in block.bindings:
                 if not isinstance(binding, relax.VarBinding):
                     raise _Unfit
                 self._bind(binding.var, binding.value)
-        body = main.body.body
-        self.results = [self._tensor(e) for e in (body.fields if isinstance(body, relax.Tuple) else [body])]
+        self.results = [self._tensor(e) for e in results]
         for number, result in enumerate(self.results):
-            if result.region is None or result.region.output is not None:
+            if result.region is None or result.region.output is not None or result.region.whole is not None:
                 raise _Unfit
             result.region.output = number
 
@@ -136,15 +156,36 @@ class _Reader:
         if len(function.params) == len(read) + 1 == _VIEW_PARAMS and relax.analysis.has_reshape_pattern(function):
             if read[0].region is None:
                 raise _Unfit
-            self._made[var] = (_Tensor(_static(types[0]), None, read[0].region),)
+            made: tuple[_Tensor, ...] = (_Tensor(_static(types[0]), None, read[0].region),)
         else:
             made = tuple(self._new(_static(ty)) for ty in types)
-            self._made[var] = made
-            self.steps.append(_Step(callee.name_hint, (*read, *made)))
+            if not (function.attrs.get(STACKS) and self._stacked(read, made[0])):
+                self.steps.append(_Step(callee.name_hint, (*read, *made)))
+        self._made[var] = made
+        if var in self._returned:
+            for tensor in made:
+                assert tensor.region is not None
+                tensor.region.returned = True
         self._number += 1
 
+    def _stacked(self, parts: Sequence[_Tensor], whole: _Tensor) -> bool:
+        """Make the parts in their places in the whole; False where one of them has a place already."""
+        regions = [t.region for t in parts if t.region is not None]
+        assert whole.region is not None
+        if len({id(region) for region in regions}) < len(parts):
+            return False
+        offset, offsets = 0, []
+        for tensor, region in zip(parts, regions, strict=True):
+            if region.whole or region.returned or region.bytes != _size(tensor.ty) or offset % _ALIGN:
+                return False
+            offsets.append(offset)
+            offset += region.bytes
+        for region, start in zip(regions, offsets, strict=True):
+            region.whole, region.offset = whole.region, start
+        return True
+
     def _new(self, ty: relax.TensorType) -> _Tensor:
-        size = math.prod(int(s) for s in ty.shape.values) * ((tvm.DataType(ty.dtype).bits + 7) // 8)
+        size = _size(ty)
         if not size:
             raise _Unfit
         self.regions.append(Region(size, self._number, self._number))
@@ -158,6 +199,11 @@ class _Reader:
         if expr not in self.given:
             raise _Unfit
         return self.given[expr]
+
+
+def _size(ty: relax.TensorType) -> int:
+    """Bytes of a tensor."""
+    return math.prod(int(s) for s in ty.shape.values) * ((tvm.DataType(ty.dtype).bits + 7) // 8)
 
 
 def _static(ty: relax.Type) -> relax.TensorType:
@@ -214,12 +260,15 @@ def _emit(
     workspace = tirx.decl_buffer((max(1, size),), "uint8", "workspace")
 
     def data(tensor: _Tensor) -> tirx.Expr:
-        region = tensor.region
-        if region is None:
+        if tensor.region is None:
             return buffer_data(operands[tensor.given])
-        if region.output is not None:
-            return buffer_data(outputs[region.output])
-        return tirx.address_of(tirx.BufferLoad(workspace, [tirx.const(region.offset, "int32")]))
+        region, start = tensor.region.location
+        if region.output is None:
+            return tirx.address_of(tirx.BufferLoad(workspace, [tirx.const(region.offset + start, "int32")]))
+        output = outputs[region.output]
+        extents = static_shape(output.shape)
+        at = np.unravel_index(start * math.prod(extents) // region.bytes, extents)
+        return tirx.address_of(load(output, *map(int, at))) if start else buffer_data(output)
 
     def array(tensor: _Tensor) -> tirx.Expr:
         """A tensor descriptor on the stack."""

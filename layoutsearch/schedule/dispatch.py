@@ -17,6 +17,7 @@ from layoutsearch.schedule.templates import (
     flat,
     flat_guess,
     reshape,
+    stack,
     winograd,
     winograd_guess,
 )
@@ -36,6 +37,7 @@ _KERNELS: dict[str, Callable[[Contraction, Epilogue, Schedule, TargetInfo], _Emi
 }
 LOOPS = Schedule.make("loops")
 RESHAPE = Schedule.make("reshape")
+STACK = Schedule.make("stack")
 
 
 def candidates(func: tirx.PrimFunc, target: TargetInfo) -> list[Schedule]:
@@ -46,9 +48,10 @@ def candidates(func: tirx.PrimFunc, target: TargetInfo) -> list[Schedule]:
     """
     if reshape.is_reshape(func):
         return [RESHAPE]
-    c = contraction(Anatomy.of(func))
+    anatomy = Anatomy.of(func)
+    c = contraction(anatomy)
     if c is None:
-        return [LOOPS]
+        return [STACK] if stack.is_stack(anatomy) else [LOOPS]
     if c.winograd:
         return winograd_guess.schedules(c, target)
     return flat_guess.schedules(c, target) if flat.applies(c) else channels_guess.schedules(c, target)
@@ -72,6 +75,10 @@ def apply(func: tirx.PrimFunc, schedule: Schedule, target: TargetInfo) -> tirx.P
     anatomy = Anatomy.of(func)
     if schedule.template == "loops":
         return _finish(anatomy, _generic(anatomy, anatomy.stages, target))
+    if schedule.template == "stack":
+        if not stack.is_stack(anatomy):
+            raise ScheduleError("schedule template stack needs a kernel that joins tensors end to end")
+        return _finish(anatomy, _generic(anatomy, anatomy.stages, target)).with_attr(stack.STACKS, True)
     c = contraction(anatomy)
     if c is None:
         raise ScheduleError(f"schedule template {schedule.template} needs a convolution or matmul, the kernel has none")

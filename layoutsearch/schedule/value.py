@@ -47,6 +47,7 @@ TEMPLATES: dict[str, TemplateSpec] = {
     ),
     "loops": TemplateSpec(1, {}, revision=1),
     "reshape": TemplateSpec(1, {}),
+    "stack": TemplateSpec(1, {}),
 }
 
 

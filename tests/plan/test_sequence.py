@@ -11,19 +11,46 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax
 
-from layoutsearch.plan.apply import apply_plan, vm_pipeline
+from layoutsearch.layout.build import build_graph
+from layoutsearch.layout.candidates import enumerate_candidates, nearest
+from layoutsearch.layout.layout import Layout
+from layoutsearch.layout.space import parse_space
+from layoutsearch.materialize.convert import materialize
+from layoutsearch.materialize.lower import lower
+from layoutsearch.model import canonicalize, load
+from layoutsearch.plan.apply import apply_plan, schedule_kernels, vm_pipeline
 from layoutsearch.plan.sequence import Region, place, sequence_kernels
-from layoutsearch.schedule import BUILD_CONFIG
+from layoutsearch.schedule import BUILD_CONFIG, TargetInfo
 from tests.models import nets
 from tests.models.nets import Net
 from tests.models.plans import make_plan, two_in_three_out
 from tests.models.running import native_target, range_error, run_tvm
 
 op = relax.op
+SPACE = """
+[target]
+match = { kind = "llvm" }
+blocks = [8]
+
+[[rule]]
+name = "all"
+match = {}
+layouts = ["NCHW", "NHWC", "NCHW{b}c"]
+"""
 
 
 def scheduled(module: tvm.IRModule) -> tvm.IRModule:
     return apply_plan(module, make_plan(module, native_target(), seed=1)).module
+
+
+def uniform(module: tvm.IRModule, layout: str) -> tvm.IRModule:
+    """The module in one layout, every kernel under its default schedule."""
+    canonical = canonicalize(load(module).module)
+    graph = build_graph(canonical)
+    spaces = enumerate_candidates(graph, parse_space(SPACE, "test"))
+    chosen = {name: nearest(space.candidates, Layout(layout)) for name, space in spaces.items()}
+    lowered = lower(materialize(canonical, graph, chosen).module, native_target())
+    return schedule_kernels(lowered, {}, TargetInfo.from_target(native_target(), 2))[0]
 
 
 def calls(module: tvm.IRModule) -> int:
@@ -109,3 +136,50 @@ def test_regions_that_live_together_do_not_overlap(drawn: list[tuple[int, int, i
 def test_memory_is_used_again() -> None:
     regions = [Region(1000, i, i + 1) for i in range(50)]
     assert place(regions) <= 2 * 1024
+
+
+def concatenated(n: Net, x: relax.Expr, channels: tuple[int, ...] = (16, 24, 8)) -> relax.Var:
+    return n.emit(op.concat([n.conv_relu(x, c) for c in channels], axis=1))
+
+
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        (lambda n, x: n.conv_relu(concatenated(n, x), 16), 0),
+        # Within each other, and the result of `main`.
+        (lambda n, x: concatenated(n, concatenated(n, x)), 0),
+        (lambda n, x: n.emit(op.concat([concatenated(n, x), n.conv_relu(x, 8)], axis=1)), 0),
+        # A part that is read elsewhere, later on, is where it is.
+        (
+            lambda n, x: (
+                lambda a, b: n.emit(op.add(n.conv(n.emit(op.concat([a, b], axis=1)), 8), n.emit(op.nn.relu(a))))
+            )(n.conv_relu(x, 8), n.conv_relu(x, 16)),
+            0,
+        ),
+        # In two concatenations: one of them is copied.
+        (
+            lambda n, x: (
+                lambda a, b: n.emit(op.add(n.emit(op.concat([a, b], axis=1)), n.emit(op.concat([b, a], axis=1))))
+            )(n.conv_relu(x, 8), n.conv_relu(x, 16)),
+            1,
+        ),
+        # The input itself; a transform of it has a place.
+        (lambda n, x: n.conv_relu(n.emit(op.concat([x, n.conv_relu(x, 8)], axis=1)), 8), "NCHW only"),
+    ],
+)
+@pytest.mark.parametrize("layout", ["NCHW", "NCHW8c"])
+def test_a_concatenation_is_memory(body: Callable[[Net, relax.Expr], relax.Expr], left: int | str, layout: str) -> None:
+    module = nets.build((1, 8, 6, 8), body=body)
+    ready = uniform(module, layout)
+    kernels = [g.name_hint for g, _ in ready.functions_items() if "concat" in g.name_hint]
+    script = sequence_kernels(ready)["run_kernels"].script()
+    assert sum(f'"{name}"' in script for name in kernels) == (left if isinstance(left, int) else int(layout == "NCHW"))
+    inputs = [np.random.default_rng(0).normal(size=(1, 8, 6, 8)).astype("float32")]
+    for got, want in zip(run(ready, inputs), run_tvm(module, inputs), strict=True):
+        assert range_error(got, want) < 5e-5
+
+
+def test_channels_last_are_copied() -> None:
+    ready = uniform(nets.build((1, 8, 6, 8), body=lambda n, x: n.conv_relu(concatenated(n, x), 16)), "NHWC")
+    script = sequence_kernels(ready)["run_kernels"].script()
+    assert any(f'"{g.name_hint}"' in script for g, _ in ready.functions_items() if "concat" in g.name_hint)
