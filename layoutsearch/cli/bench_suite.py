@@ -13,7 +13,11 @@ from rich.table import Table
 @click.command("suite")
 @click.option("--models", type=click.Path(file_okay=False), default="models", show_default=True, help="ONNX files.")
 @click.option(
-    "--plans", type=click.Path(file_okay=False), default="results", show_default=True, help="NAME/plan.json of each."
+    "--plans",
+    type=click.Path(file_okay=False),
+    default="results/suite",
+    show_default=True,
+    help="NAME/plan.json of each.",
 )
 @click.option("--against", default="onnxruntime,openvino", show_default=True, help="As of bench model.")
 @click.option("--only", default="", help="Names of models, comma-separated; all by default.")
