@@ -144,6 +144,11 @@ class Pool:
                 found.setdefault(solution, Uniform(str(layout), solution, total))
         return sorted(found.values(), key=lambda uniform: uniform.predicted_us)
 
+    @property
+    def _limit_s(self) -> float:
+        """Seconds for one solution: a small part of what is left, or building the finalists has no time."""
+        return min(_SOLVE_S, max(1.0, self._budget.left_s / 20))
+
     def _foreign(self, program: Program, layout: Layout) -> int:
         """How many kernels of the uniform assignment of `layout` make another layout."""
         solution = uniform_solution(program.nodes, program.problem, layout)
@@ -155,7 +160,7 @@ class Pool:
         self._reporter.stage("transforms", _TRANSFORM_ROUNDS + _DIVERSE_ROUNDS)
         for _ in range(_TRANSFORM_ROUNDS):
             program = self.program()
-            best = solve(program.problem, time_limit_s=_SOLVE_S)
+            best = solve(program.problem, time_limit_s=self._limit_s)
             if not self._measure_used(program, [best.assignment, *(u.solution for u in self.uniforms(program)[:2])]):
                 break
         anchors = {op.name for op in self.context.graph.anchors}
@@ -163,9 +168,9 @@ class Pool:
         found = [best.assignment]
         for _ in range(_DIVERSE_ROUNDS if trials > 1 else 0):
             program = self.program()
-            best = solve(program.problem, time_limit_s=_SOLVE_S)
+            best = solve(program.problem, time_limit_s=self._limit_s)
             others = best_assignments(
-                program.problem, _SIZE * trials, min_changes=_MIN_CHANGES, changing=changing, time_limit_s=_SOLVE_S
+                program.problem, _SIZE * trials, min_changes=_MIN_CHANGES, changing=changing, time_limit_s=self._limit_s
             )
             found = list(dict.fromkeys([best.assignment, *(s.assignment for s in others)]))[: _SIZE * trials]
             if not self._measure_used(program, found):
