@@ -25,6 +25,8 @@ from layoutsearch.search.whole import Built, Whole
 
 # Assignments built and timed side by side with the best so far.
 _BATCH = 3
+# What the last comparison takes, over ten process starts.
+_FINAL_S = 25.0
 _SIEVE_ROUNDS = 12
 
 
@@ -178,6 +180,7 @@ class Decision:
         uniforms = [i for i, entrant in enumerate(entrants) if entrant.is_uniform]
         left = trials - sum(i not in uniforms for i in refinement.timed)
         while True:
+            before = self._budget.elapsed_s
             fresh = [i for i in uniforms if i not in refinement.timed and not refinement.is_excluded(i)]
             wanted = [*fresh, *(i for i in refinement.next(max(0, min(_BATCH, left))).indices if i not in uniforms)]
             best = refinement.best
@@ -192,7 +195,8 @@ class Decision:
                 break
             self._sieve(refinement, [*wanted, *anchor], entrants, built, seed)
             left -= sum(i not in uniforms for i in wanted)
-            if self._budget.over():
+            # What is best is of no use without the time to show it.
+            if self._budget.over(_FINAL_S + self._budget.elapsed_s - before):
                 break
         # The finalists may be known from records, and not built yet.
         best_of = [

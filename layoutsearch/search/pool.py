@@ -147,7 +147,7 @@ class Pool:
     @property
     def _limit_s(self) -> float:
         """Seconds for one solution: a small part of what is left, or building the finalists has no time."""
-        return min(_SOLVE_S, max(1.0, self._budget.left_s / 20))
+        return min(_SOLVE_S, max(1.0, self._budget.left_s / 60))
 
     def _foreign(self, program: Program, layout: Layout) -> int:
         """How many kernels of the uniform assignment of `layout` make another layout."""
