@@ -39,10 +39,10 @@ from layoutsearch.search.study import SAMPLERS
 from layoutsearch.targets import as_target
 from layoutsearch.toolchain import require_toolchain
 
-# What timing the finalists takes, in seconds.
-_TIMING_S = 40.0
+# What choosing and timing the finalists takes, in seconds.
+_TIMING_S = 70.0
 # What is kept for the end of a run that found a plan of an earlier run, and so does not know what a build takes.
-_RESERVE_S = 60.0
+_RESERVE_S = 110.0
 
 
 def run_tune(
@@ -118,7 +118,7 @@ class _Run:
         if not setup.graph.anchors:
             return self._nothing_to_choose()
         incumbent = self.decision.incumbent()
-        best, reserve = incumbent, _RESERVE_S
+        best, reserve = incumbent, min(_RESERVE_S, self.budget.left_s / 2)
         if best is None or self.resumed:
             # A resumed run goes the whole way again, from its records: what it knew when decides what it did next.
             self._one_layout(self._first_layout(target.lanes))

@@ -38,7 +38,8 @@ def _weight(role: tuple[str, int], shape: tuple[int, ...], rng: np.random.Genera
         fan_in = np.prod(shape[1:]) if op == "Conv" else np.prod([shape[0], *shape[2:]])
         return rng.normal(0, np.sqrt(2 / fan_in), shape)
     if op in ("Gemm", "MatMul") and position == 1:
-        return rng.normal(0, np.sqrt(1 / max(shape)), shape)
+        # Scores of moderate size, so that a softmax behind them says something of all classes.
+        return rng.normal(0, np.sqrt(0.1 / max(shape)), shape)
     if op == "BatchNormalization" and position == 1:
         # A branch that ends in a residual sum is scaled down, or the sum doubles its variance with every block.
         return rng.uniform(0.8, 1.2, shape) * (0.3 if residual else 1.0)
