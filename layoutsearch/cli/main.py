@@ -46,7 +46,9 @@ def cli() -> None:
 )
 @click.option("--storage", metavar="FILE|URL", help="Of the Optuna study; OUT/study.journal by default.")
 @click.option("--replay", type=click.Path(dir_okay=False), help="A recorded table in the place of the device.")
-@click.option("--time-budget", metavar="90s|8h", help="Stop in time; what is best then is exported.")
+@click.option(
+    "--time-budget", metavar="90s|8h", help="For the search; the last comparison of whole models is finished."
+)
 @click.option("--rpc", metavar="HOST:PORT", help="TVM RPC tracker; a server on this machine by default.")
 @click.option("--device-key", metavar="KEY", help="Device key at the tracker.")
 @click.option("--out", type=click.Path(file_okay=False), help="Folder for plan.json; results/MODEL by default.")

@@ -134,7 +134,9 @@ class ReplayWhole:
             built[label] = Built(path, 0.0)
         return built
 
-    def time(self, built: Mapping[str, Built], rounds: int, seed: int, starts: int = 1) -> dict[str, tuple[float, ...]]:
+    def time(
+        self, built: Mapping[str, Built], rounds: int, seed: int, starts: int = 1, finish: bool = False
+    ) -> dict[str, tuple[float, ...]]:
         """Samples by label, as many of each as `WholeLab.time` takes."""
         samples: dict[str, list[float]] = {label: [] for label in built}
         levels = {label: self._times.level_us(*self._built[model.path]) for label, model in built.items()}
@@ -149,9 +151,9 @@ class ReplayWhole:
                     calls = math.ceil(SAMPLE_S * 1e6 / us)
                     self._budget.spend((1 + calls) * us / 1e6)
                 self._reporter.step("whole models, simulated")
-                if self._budget.over() and number >= 1:
+                if not finish and self._budget.over() and number >= 1:
                     break
-            if self._budget.over():
+            if not finish and self._budget.over():
                 break
         return {label: tuple(values) for label, values in samples.items() if values}
 

@@ -279,7 +279,9 @@ class Decision:
         for run in self._times.runs("final"):
             if run.keys() == digests.keys():
                 return {digests[digest]: values for digest, values in run.items()}
-        samples = self._whole.time({label: built[label] for label in plans}, FINAL_ROUNDS, seed + 1, FINAL_STARTS)
+        # A comparison that is cut short accepts nothing, and all that was found would be lost.
+        finalists = {label: built[label] for label in plans}
+        samples = self._whole.time(finalists, FINAL_ROUNDS, seed + 1, FINAL_STARTS, finish=True)
         if len(samples) == len(plans) and not self._budget.interrupted:
             self._times.add("final", {plan_digest(plans[label]): values for label, values in samples.items()})
         return samples

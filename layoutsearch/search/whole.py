@@ -65,8 +65,10 @@ class Whole(Protocol):
     def build(self, plans: Mapping[str, LayoutPlan]) -> dict[str, Built]:
         """Build and validate plans; those that fail are left out."""
 
-    def time(self, built: Mapping[str, Built], rounds: int, seed: int, starts: int = 1) -> dict[str, tuple[float, ...]]:
-        """Interleaved samples by label, equally many of each."""
+    def time(
+        self, built: Mapping[str, Built], rounds: int, seed: int, starts: int = 1, finish: bool = False
+    ) -> dict[str, tuple[float, ...]]:
+        """Interleaved samples by label, equally many of each; with `finish` all of them, whatever the time."""
 
 
 class WholeLab:
@@ -145,7 +147,9 @@ class WholeLab:
             built[label] = Built(result.value, error)
         return built
 
-    def time(self, built: Mapping[str, Built], rounds: int, seed: int, starts: int = 1) -> dict[str, tuple[float, ...]]:
+    def time(
+        self, built: Mapping[str, Built], rounds: int, seed: int, starts: int = 1, finish: bool = False
+    ) -> dict[str, tuple[float, ...]]:
         """Interleaved samples by label, equally many of each; what fails on the way is left out.
 
         The rounds are shared out between `starts` processes on the device: where a process happens to place its memory
@@ -157,20 +161,25 @@ class WholeLab:
             # Which is loaded first may matter, so that it has to be each one's turn.
             turn = start % max(1, len(left))
             paths = {label: built[label].path for label in left[turn:] + left[:turn]}
-            self._time_once(paths, -(-rounds // starts), seed + start, samples)
-            if self._budget.over():
+            self._time_once(paths, -(-rounds // starts), seed + start, samples, finish)
+            if self._ended(finish):
                 break
         longest = max((len(s) for s in samples.values()), default=0)
         return {label: tuple(s) for label, s in samples.items() if len(s) == longest and s}
 
-    def _time_once(self, paths: Mapping[str, str], rounds: int, seed: int, samples: Mapping[str, list[float]]) -> None:
+    def _ended(self, finish: bool) -> bool:
+        return self._budget.interrupted if finish else self._budget.over()
+
+    def _time_once(
+        self, paths: Mapping[str, str], rounds: int, seed: int, samples: Mapping[str, list[float]], finish: bool
+    ) -> None:
         with self._device.models(paths, self._samples[0], seed=seed) as models:
             for _ in range(rounds):
                 taken = models.round()
                 for label, value in taken.items():
                     samples[label].append(value)
                 self._reporter.step("whole models, interleaved")
-                if not models.alive or (self._budget.over() and all(len(samples[name]) >= 2 for name in models.alive)):
+                if not models.alive or (self._ended(finish) and all(len(samples[name]) >= 2 for name in models.alive)):
                     break
             for label, failure in models.failures.items():
                 self._reporter.note(f"{label}: {failure.status.value}: {failure.message}")
