@@ -165,7 +165,7 @@ def connect(host: str, port: int, key: str, limit_s: float, timeout_s: float = C
         def expire() -> None:
             expired.set()
             while not done.wait(0.05):
-                for fd in _sockets_to(port) - before:
+                for fd, _ in _sockets_to(port) - before:
                     _shut_down_copy(fd)
 
         timer = threading.Timer(timeout_s, expire)
@@ -182,14 +182,18 @@ def connect(host: str, port: int, key: str, limit_s: float, timeout_s: float = C
             timer.cancel()
     if len(fds) != 1:
         raise DeviceFailed(Status.NO_DEVICE, f"RPC server {host}:{port}: the connection was lost at once")
-    sock = socket.socket(fileno=os.dup(fds.pop()))
+    sock = socket.socket(fileno=os.dup(fds.pop()[0]))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return Session(remote, sock, limit_s)
 
 
-def _sockets_to(port: int) -> set[int]:
-    """File descriptors of this process that are connected, or connecting, to a remote port."""
-    return {c.fd for c in psutil.Process().net_connections("tcp") if c.raddr and c.raddr.port == port}
+def _sockets_to(port: int) -> set[tuple[int, int]]:
+    """Sockets of this process that are connected, or connecting, to a remote port: file descriptor and local port.
+
+    A descriptor alone may be that of another session which was closed meanwhile.
+    """
+    found = psutil.Process().net_connections("tcp")
+    return {(c.fd, c.laddr.port) for c in found if c.laddr and c.raddr and c.raddr.port == port}
 
 
 def _shut_down_copy(fd: int) -> None:
