@@ -18,7 +18,7 @@ from layoutsearch.measure.builder import Builder
 from layoutsearch.model.samples import sample_inputs
 from layoutsearch.plan.compile import load_for
 from layoutsearch.plan.plan import LayoutPlan
-from layoutsearch.search.jobs import PLAN, REFERENCE, PlanJob, file_stamp
+from layoutsearch.search.jobs import PLAN, STOCK, PlanJob, file_stamp
 
 EXTERNAL = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 """Runtimes that read the ONNX file themselves."""
@@ -61,7 +61,7 @@ def bench_model(
             futures = {"plan": builder.submit(PLAN, _job(path, shapes, plan, f"{folder}/plan.so"), _BUILD_S)}
             for number, (name, other) in enumerate(others.items()):
                 if name not in EXTERNAL:
-                    what = REFERENCE if other is None else PLAN
+                    what = STOCK if other is None else PLAN
                     job = _job(path, shapes, other or plan, f"{folder}/other_{number}.so")
                     futures[name] = builder.submit(what, job, _BUILD_S)
             built = {name: future.result().get() for name, future in futures.items()}

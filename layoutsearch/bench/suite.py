@@ -112,13 +112,19 @@ def bench_suite(
 
 
 def _uniform_plan(plan_path: Path) -> Path | None:
-    """The plan of the uniform layout that was fastest when this one was tuned; None where this one is it."""
+    """The plan of the uniform layout that was fastest when this one was tuned; None where this one is it.
+
+    Raises:
+        LayoutSearchError: it is not beside the plan.
+    """
     plan = LayoutPlan.load(plan_path)
     if not plan.validation.get("accepted"):
         return None
     layout = str(plan.validation["baseline"]).rsplit(" ", 1)[-1]
     path = plan_path.parent / "uniform" / f"{layout}.json"
-    return path if path.is_file() else None
+    if not path.is_file():
+        raise LayoutSearchError(f"{plan_path} was accepted over {path}, which is not there; tune the model again")
+    return path
 
 
 def _renamed(data: Mapping[str, Any], uniform: Path | None) -> dict[str, Any]:

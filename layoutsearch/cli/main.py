@@ -158,8 +158,17 @@ def compile_command(model: str, plan_path: str, output: str, target: str | None)
 @click.option("--plan", "plan_path", type=click.Path(), required=True, help="plan.json of this model.")
 @click.option("--rpc", metavar="HOST:PORT", help="TVM RPC tracker; a server on this machine by default.")
 @click.option("--device-key", metavar="KEY", help="Device key at the tracker.")
+@click.option(
+    "--max-rel-error",
+    type=click.FloatRange(0, min_open=True),
+    default=1e-3,
+    show_default=True,
+    help="Allowed difference, over the range of an output.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def check(model: str, plan_path: str, rpc: str | None, device_key: str | None, as_json: bool) -> None:
+def check(
+    model: str, plan_path: str, rpc: str | None, device_key: str | None, max_rel_error: float, as_json: bool
+) -> None:
     """Verify that a plan does on MODEL what it says: layouts, transforms, outputs.
 
     The exit code is 0 if all is as the plan says, 1 if not, 2 if it could not be checked.
@@ -174,7 +183,7 @@ def check(model: str, plan_path: str, rpc: str | None, device_key: str | None, a
     if bool(rpc) != bool(device_key):
         raise LayoutSearchError("--rpc HOST:PORT and --device-key KEY go together; give both or neither")
     source = Device.remote(rpc, device_key, plan.threads) if rpc and device_key else Device.local(plan.threads)
-    result = check_plan(model, plan, source)
+    result = check_plan(model, plan, source, max_rel_error=max_rel_error)
     if as_json:
         click.echo(json.dumps(result.to_json()))
     else:

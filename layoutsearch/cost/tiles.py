@@ -174,7 +174,8 @@ def _winograd(c: _Sum, conv: ConvFacts, choice: Candidate, machine: Machine) -> 
     """Products of a tile of tiles by vectors of channels, point by point, and the transforms before and behind."""
     m = choice.winograd
     points = (m + 2) ** 2
-    lanes = vector_width(c.out_channels, (16, c.out_channels), machine.lanes)
+    block = choice.kernel.block("O") if choice.kernel else 1
+    lanes = vector_width(c.out_channels, (block,) if block > 1 else (), machine.lanes)
     full = max(1, c.out_channels // lanes)
     tiles = conv.batch * math.prod(-(-extent // m) for extent in conv.out_size)
     chunks = c.in_channels / machine.lanes

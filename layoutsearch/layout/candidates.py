@@ -134,7 +134,7 @@ def _candidate(
     op: OpNode, data: Layout, out: Layout, kernel: str = "", algorithm: str = "", blocks: Sequence[int] = ()
 ) -> Candidate:
     if op.op not in kinds.CONVOLUTIONS:
-        return Candidate(data, None, out)
+        return Candidate.of(data.name, None, out.name, algorithm or DIRECT)
     if algorithm in WINOGRAD:
         weights = kernel or _winograd_layout(op, blocks)
     else:

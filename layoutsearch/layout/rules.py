@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from layoutsearch.layout import kinds
-from layoutsearch.layout.candidate import Assignment, Candidate
+from layoutsearch.layout.candidate import DIRECT, Assignment, Candidate
 from layoutsearch.layout.graph import LayoutGraph, OpNode, TensorInfo, conv_info
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
@@ -72,6 +72,8 @@ def why_illegal(op: OpNode, choice: Candidate) -> str | None:
         return _why_conv(op, choice)
     if choice.kernel is not None or choice.data != choice.out:
         return f"{op.op} has one layout, not {choice}"
+    if choice.algorithm != DIRECT:
+        return f"{choice.algorithm} is for convolutions"
     info = op.operands[0].info if op.op in kinds.REDUCTIONS else op.result
     reason = _why_not(choice.data, info)
     for check in (_CHECKS.get(op.op), _check_operands):

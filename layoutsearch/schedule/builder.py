@@ -79,6 +79,16 @@ def bind(name: str, value: Expr) -> tuple[Expr, list[tirx.Stmt]]:
     return var, [tirx.Bind(var, value)]
 
 
+def bind_all(**values: Expr) -> tuple[list[Expr], list[tirx.Stmt]]:
+    """`bind` for several values at once, in order."""
+    names, statements = [], []
+    for name, value in values.items():
+        var, bound = bind(name, value)
+        names.append(var)
+        statements += bound
+    return names, statements
+
+
 def registers(name: str, elements: int, dtype: str) -> tirx.Buffer:
     """A small thread-local buffer that LLVM keeps in registers once its indices are constant."""
     return tirx.decl_buffer((elements,), dtype, name, scope="local")

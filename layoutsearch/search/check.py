@@ -62,6 +62,7 @@ def check_plan(
     plan: LayoutPlan,
     device: AbstractContextManager[Device],
     inputs: Sequence[Sequence[np.ndarray]] | None = None,
+    max_rel_error: float = MAX_REL_ERROR,
 ) -> CheckResult:
     """Apply `plan` to `model`, verify every layout, run it and the untouched module on the same inputs.
 
@@ -70,6 +71,7 @@ def check_plan(
         plan: the plan.
         device: `Device.local(...)` or `Device.remote(...)`; entered only when there is something to run.
         inputs: sets of input arrays in the model's order; made up where None.
+        max_rel_error: allowed, over the range of an output.
 
     Raises:
         PlanError: the plan does not belong to the model.
@@ -93,8 +95,8 @@ def check_plan(
         error = _error(
             model, loaded.inputs, plan, opened, inputs or [sample_inputs(loaded.inputs, s) for s in range(2)]
         )
-    if error > MAX_REL_ERROR:
-        mismatches.append(f"outputs differ by {error:.2e} of their range, at most {MAX_REL_ERROR:g} is allowed")
+    if error > max_rel_error:
+        mismatches.append(f"outputs differ by {error:.2e} of their range, at most {max_rel_error:g} is allowed")
     return CheckResult(len(requested), len(requested) - len({m.op for m in wrong}), lowered, error, tuple(mismatches))
 
 

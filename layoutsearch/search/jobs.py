@@ -36,6 +36,7 @@ KERNELS = "layoutsearch.search.jobs:build_kernels"
 TRANSFORM = "layoutsearch.search.jobs:build_transform"
 PLAN = "layoutsearch.search.jobs:build_plan"
 REFERENCE = "layoutsearch.search.jobs:build_reference"
+STOCK = "layoutsearch.search.jobs:build_stock"
 
 ArgSpec = tuple[tuple[int, ...], str]
 
@@ -228,6 +229,14 @@ def build_reference(job: PlanJob) -> str:
     functions = {g: _plain_loops(f, info) if isinstance(f, tirx.PrimFunc) else f for g, f in legal.functions_items()}
     executable = tvm.compile(tvm.IRModule(functions, attrs=legal.attrs), target)
     export(executable, job.output, target)
+    return job.output
+
+
+def build_stock(job: PlanJob) -> str:
+    """Build the untouched module as `tvm.compile` does, with nothing of ours, to compare speed with."""
+    loaded = _loaded(job.model, job.is_json, job.stamp, job.shapes)
+    target = tvm.target.Target(job.plan["target"])
+    export(tvm.compile(loaded.module, target), job.output, target)
     return job.output
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import tvm
 
+from layoutsearch.errors import SpaceError
 from layoutsearch.layout.candidates import OpSpace
 from layoutsearch.layout.graph import LayoutGraph
 from layoutsearch.layout.layout import Layout
@@ -43,12 +44,21 @@ def algorithm_errors(
 
 
 def within(spaces: Mapping[str, OpSpace], errors: Errors, limit: float) -> dict[str, OpSpace]:
-    """The spaces without candidates whose operator alone is off by more than `limit`."""
+    """The spaces without candidates whose operator alone is off by more than `limit`.
+
+    Raises:
+        SpaceError: that leaves an operator none.
+    """
     found = {}
     for name, space in spaces.items():
         bad = {c: errors[name, c.algorithm] for c in space.candidates if errors.get((name, c.algorithm), 0.0) > limit}
         refused = tuple((str(c), f"its error is {e:.1e} of the range, {limit:g} is allowed") for c, e in bad.items())
         kept = tuple(c for c in space.candidates if c not in bad)
+        if not kept:
+            raise SpaceError(
+                f"rule {space.rule!r} leaves {name} no candidate within an error of {limit:g}: {refused[0][1]}; "
+                "give it a direct layout too, or a larger --max-rel-error"
+            )
         found[name] = replace(space, candidates=kept, refused=(*space.refused, *refused)) if bad else space
     return found
 

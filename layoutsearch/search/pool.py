@@ -135,10 +135,9 @@ class Pool:
         """Uniform assignments of measured kernels, by predicted time."""
         found: dict[tuple[int, ...], Uniform] = {}
         # Where little is measured the assignments nearest to two layouts may be one: it has the name of the nearer.
-        for layout in sorted(self._layouts, key=lambda lay: self._foreign(program, lay)):
-            solution = uniform_solution(program.nodes, program.problem, layout)
-            if solution is None:
-                continue
+        solutions = [(lay, uniform_solution(program.nodes, program.problem, lay)) for lay in self._layouts]
+        known = [(_foreign(program, s, lay), i, lay, s) for i, (lay, s) in enumerate(solutions) if s is not None]
+        for _, _, layout, solution in sorted(known, key=lambda entry: entry[:2]):
             total = program.problem.evaluate(solution).total
             if total < float("inf"):
                 found.setdefault(solution, Uniform(str(layout), solution, total))
@@ -148,12 +147,6 @@ class Pool:
     def _limit_s(self) -> float:
         """Seconds for one solution: a small part of what is left, or building the finalists has no time."""
         return min(_SOLVE_S, max(1.0, self._budget.left_s / 60))
-
-    def _foreign(self, program: Program, layout: Layout) -> int:
-        """How many kernels of the uniform assignment of `layout` make another layout."""
-        solution = uniform_solution(program.nodes, program.problem, layout)
-        chosen = zip(program.nodes, solution or (), strict=False)
-        return sum(c is not None and c.out != layout for c in (node.choices[index] for node, index in chosen))
 
     def _solve(self, trials: int) -> tuple[Program, list[tuple[int, ...]]]:
         """The best assignments, measuring the transforms they use until they use measured ones only."""
@@ -195,3 +188,9 @@ class Pool:
                 why = next(filter(None, reasons), "there was no time; give a longer --time-budget")
                 return f"no candidate of {node.workload.summary} could be measured: {why}"
         return "no uniform assignment could be measured; give a longer --time-budget"
+
+
+def _foreign(program: Program, solution: Sequence[int], layout: Layout) -> int:
+    """How many kernels of a solution make another layout."""
+    chosen = (node.choices[index] for node, index in zip(program.nodes, solution, strict=True))
+    return sum(c is not None and c.out != layout for c in chosen)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from tvm import relax
 
+from layoutsearch.errors import SpaceError
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.candidates import enumerate_candidates, nearest, uniform_layouts
 from layoutsearch.layout.layout import Layout
@@ -90,6 +91,15 @@ def test_packs_of_output_channels(out: int, blocks: str, wanted: str | None) -> 
     graph = graph_of(16, lambda n, x: n.conv(x, out, 1))
     found = candidates_of(graph, first(graph, "nn.conv2d"), everywhere('["NCHW", "NHWC:OHWI{k}o"]', blocks))
     assert found == {"NCHW,OIHW,NCHW"} | ({f"NHWC,{wanted},NHWC"} if wanted else set())
+
+
+def test_an_algorithm_is_refused_where_it_is_none_or_not_for_the_operator() -> None:
+    graph = graph_of(16, lambda n, x: n.emit(op.nn.max_pool2d(n.conv(x, 16))))
+    pool = first(graph, "nn.max_pool2d")
+    spaces = enumerate_candidates(graph, everywhere('["NCHW", "NCHW@winograd2"]', "[8]"))
+    assert [why for _, why in spaces[pool.name].refused] == ["winograd2 is for convolutions"]
+    with pytest.raises(SpaceError, match="'fft' is not an algorithm; known are direct, winograd2, winograd4"):
+        enumerate_candidates(graph, everywhere('["NCHW", "NCHW@fft"]', "[8]"))
 
 
 WINOGRAD = '["NCHW", "NCHW@winograd2", "NHWC@winograd4", "NCHW{i}c->NCHW{o}c@winograd2", "NHWC:OHWI8o@winograd4"]'

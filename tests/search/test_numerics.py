@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from layoutsearch.errors import SpaceError
 from layoutsearch.layout.build import build_graph
 from layoutsearch.layout.candidates import enumerate_candidates
-from layoutsearch.layout.space import builtin_space
+from layoutsearch.layout.space import builtin_space, parse_space
 from layoutsearch.model import canonicalize
 from layoutsearch.search.numerics import algorithm_errors, winograd_error, within
 from tests.models import nets
@@ -41,3 +44,23 @@ def test_the_limit_leaves_what_is_within_it() -> None:
     assert within(spaces, errors, 1.0) == spaces
     name = next(iter(errors))[0]
     assert any("of the range" in why for _, why in within(spaces, errors, between)[name].refused)
+
+
+def test_a_limit_that_leaves_nothing_is_an_error() -> None:
+    canonical = canonicalize(nets.residual())
+    graph = build_graph(canonical)
+    text = """
+[target]
+match = { kind = "llvm" }
+blocks = [8]
+[[rule]]
+name = "all"
+match = {}
+layouts = ["NHWC@winograd4", "NHWC"]
+"""
+    spaces = enumerate_candidates(graph, parse_space(text, "test"))
+    errors = algorithm_errors(canonical, graph, spaces)
+    only = {n: replace(s, candidates=tuple(c for c in s.candidates if c.winograd)) for n, s in spaces.items()}
+    name = next(iter(errors))[0]
+    with pytest.raises(SpaceError, match=f"rule 'all' leaves {name} no candidate within an error of 1e-12"):
+        within({name: only[name]}, errors, 1e-12)

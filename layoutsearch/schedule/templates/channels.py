@@ -65,7 +65,7 @@ class ChannelsKernel:
                 n, pixel, channel = b.unravel(index, (c.batch, pixels, channel_tiles))
             else:
                 n, channel, pixel = b.unravel(index, (c.batch, channel_tiles, pixels))
-            (n, pixel, channel), bound = _bind_all(n=n, pixel=pixel, channel=channel)
+            (n, pixel, channel), bound = b.bind_all(n=n, pixel=pixel, channel=channel)
             space, tile = b.unravel(channel, (self.lanes.spaces, tiles))
             row, strip = b.unravel(pixel, (rows, strips))
             return b.seq([*bound, self._channel_tile(n, space, tile, tiles, row, strip if strips > 1 else None)])
@@ -216,12 +216,3 @@ class ChannelsKernel:
             return flat(channel) // c.out_per_group * c.in_channels + (rc * inner + ri)
         group = space if c.groups > 1 else 0
         return Split(group * (c.in_channels // inner) + rc, inner, ri)
-
-
-def _bind_all(**values: Expr) -> tuple[list[Expr], list[tirx.Stmt]]:
-    names, statements = [], []
-    for name, value in values.items():
-        var, bound = b.bind(name, value)
-        names.append(var)
-        statements += bound
-    return names, statements

@@ -123,12 +123,9 @@ class FlatKernel:
         extents = (c.batch, c.out_channels // self.channels, 1 if self.local_pad else strips)
 
         def task(index: Expr) -> tirx.Stmt:
-            at, bound = [], []
-            for name, value in zip(("n", "channel", "strip"), b.unravel(index, extents), strict=True):
-                var, statements = b.bind(name, value)
-                at.append(var)
-                bound += statements
-            return b.seq([*bound, self._task(at[0], at[1], at[2], padded, strips)])
+            n, channel, strip = b.unravel(index, extents)
+            (n, channel, strip), bound = b.bind_all(n=n, channel=channel, strip=strip)
+            return b.seq([*bound, self._task(n, channel, strip, padded, strips)])
 
         return [*stages, self._parallel("task", math.prod(extents), task)]
 

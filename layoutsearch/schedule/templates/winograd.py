@@ -128,14 +128,14 @@ class WinogradKernel:
 
         def strip(index: Expr) -> tirx.Stmt:
             chunk, row = b.unravel(index, (self.chunks, self.c.batch * tiling.rows))
-            (chunk, row), bound = _bind_all(chunk=chunk, row=row)
+            (chunk, row), bound = b.bind_all(chunk=chunk, row=row)
             first = row * tiling.columns
             tiles = b.loop("tile", tiling.columns, lambda i: self._transform_input(chunk, first + i, first + i))
             return b.seq([*bound, tiles])
 
         def task(index: Expr) -> tirx.Stmt:
             tile, block = b.unravel(index, (channel_tiles, tiling.blocks))
-            (tile, block), bound = _bind_all(tile=tile, block=block)
+            (tile, block), bound = b.bind_all(tile=tile, block=block)
             first, more = b.bind("first", tiling.first_of_block(block))
             return b.seq([*bound, *more, self._channel_tile(tile, first, first)])
 
@@ -149,7 +149,7 @@ class WinogradKernel:
         """(image, row, column) of a tile, each bound to a name."""
         tiling = self.tiling
         n, row, column = b.unravel(tile, (self.c.batch, tiling.rows, tiling.columns))
-        return _bind_all(n=n, row=row, column=column)
+        return b.bind_all(n=n, row=row, column=column)
 
     # Inputs.
 
@@ -164,7 +164,7 @@ class WinogradKernel:
         """
         c, m, points, width = self.c, self.c.winograd, self.form.points, self.width
         (n, row, column), out = self._place(tile)
-        (top, left), bound = _bind_all(top=row * m + c.rows[0].offset0, left=column * m + c.columns[0].offset0)
+        (top, left), bound = b.bind_all(top=row * m + c.rows[0].offset0, left=column * m + c.columns[0].offset0)
         half = b.registers("half", points * points * width, c.dtype)
         ys: list[Input] = []
         for i in range(points):
@@ -210,7 +210,7 @@ class WinogradKernel:
         low, high = (i, i) if isinstance(i, int) else (0, self.form.points - 1)
         if low + offset >= 0 and highest + high < extent:
             return Input(first + i, None), []
-        (at,), bound = _bind_all(**{name: tirx.max(tirx.min(first + i, extent - 1), 0)})
+        (at,), bound = b.bind_all(**{name: tirx.max(tirx.min(first + i, extent - 1), 0)})
         return Input(at, at == first + i), bound
 
     def _parts(
@@ -367,12 +367,3 @@ class WinogradKernel:
             if count % m and not (isinstance(at, int) and at < count % m):
                 tests.append(tile * m + at < count)
         return tirx.IfThenElse(tirx.all(*tests), body, None) if tests else body
-
-
-def _bind_all(**values: Expr) -> tuple[list[Expr], list[tirx.Stmt]]:
-    names, statements = [], []
-    for name, value in values.items():
-        var, bound = b.bind(name, value)
-        names.append(var)
-        statements += bound
-    return names, statements
