@@ -32,7 +32,7 @@ class KernelBase:
     Attributes:
         peak_us: its operations at the machine's peak.
         compute_us: the inner loops of its most likely tile.
-        weights_us: its weights from memory.
+        weights_us: its weights from where the model finds them.
         activations_us: its other operands and results, from the cache that holds them.
         call_us: waking the threads.
         tile: of a contraction; None otherwise.
@@ -69,7 +69,9 @@ def kernel_base(facts: KernelFacts, choice: Candidate | None, machine: Machine) 
     return KernelBase(
         peak_us=facts.flops / machine.gflops / _US,
         compute_us=compute,
-        weights_us=(facts.weight_bytes + extra_weight_bytes(facts, choice)) / machine.memory_gb_s / _US,
+        weights_us=(facts.weight_bytes + extra_weight_bytes(facts, choice))
+        / machine.weights_gb_s(facts.footprint)
+        / _US,
         activations_us=moved / machine.gb_s(moved) / _US * alone,
         call_us=machine.call_us if parallel else _SERIAL_US,
         tile=tile,

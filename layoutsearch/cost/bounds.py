@@ -5,7 +5,8 @@ memory hierarchy a roof of its own, plus what any call costs. Every term errs on
 
 * *operations*: the peak is what the device reached with nothing but multiply-adds in registers, at best; whatever is
   no multiply-add takes as many instructions and counts half;
-* *cold bytes*: weights are flushed before a kernel is timed, so each comes once through every level;
+* *cold bytes*: weights are where a model of that footprint finds them (see `measure.operand_state`), so each comes
+  once from there through every level before it; those of a model that fits in the second caches count as warm;
 * *warm bytes*: what a level and those before it can hold may lie there when the kernel starts (what it reads) and when
   it ends (what it writes); only the rest has to cross. Bytes that a strided window skips do not count;
 * the terms overlap at best, so the largest counts and not their sum;
@@ -13,8 +14,7 @@ memory hierarchy a roof of its own, plus what any call costs. Every term errs on
 * *the call*: the fastest call of an empty kernel on one thread; the work of a kernel starts after it. Starting other
   threads costs more, but a kernel need not use them.
 
-What is measured is the kernel alone, as the search costs it. A whole model may beat the sum of its kernels, where its
-weights fit in a cache.
+What is measured is the kernel alone, as the search costs it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _VIEWS = frozenset(
 
 
 _ALLOWANCE = 0.05
+_SECOND = 1
 
 
 class Bounds:
@@ -52,7 +53,9 @@ class Bounds:
             return 0.0
         needed = needed_bytes(facts)
         cold = needed.cold + extra_weight_bytes(facts, choice)
-        work_us = max(self._compute_us(facts, choice), self._memory_us(cold, needed.read, needed.written))
+        work_us = max(
+            self._compute_us(facts, choice), self._memory_us(cold, needed.read, needed.written, facts.footprint)
+        )
         return work_us * self._scale + self.profile.least_call_us
 
     def transform_us(self, key: TransformKey) -> float:
@@ -77,12 +80,15 @@ class Bounds:
         tensors = facts.operands or facts.results
         return self.profile.peak_gflops.get(tensors[0].dtype) if tensors else None
 
-    def _memory_us(self, cold: float, read: float, written: float) -> float:
-        """Time to move bytes: `cold` from memory, the rest from and to the fastest levels that can hold it."""
+    def _memory_us(self, cold: float, read: float, written: float, footprint: int = 0) -> float:
+        """Time to move bytes: `cold` ones from their level, the rest from and to the fastest that can hold it."""
         levels = self.profile.levels
+        # The first level that holds all that the model goes over; as near as the second, weights may be anywhere.
+        home = next((i for i, level in enumerate(levels) if 0 < footprint <= level.bytes), len(levels) - 1)
         longest, held = 0.0, 0
         for index, level in enumerate(levels):
-            crossing = cold + max(0.0, read - held) + max(0.0, written - held)
+            far = cold if _SECOND < home >= index else max(0.0, cold - held)
+            crossing = far + max(0.0, read - held) + max(0.0, written - held)
             # From here or from further out, which a noisy calibration may have found to be faster.
             rate = max(outer.gb_s for outer in levels[index:])
             longest = max(longest, crossing / (rate * 1e3))

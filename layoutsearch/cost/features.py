@@ -20,7 +20,7 @@ from layoutsearch.layout.facts import KernelFacts, OperandFacts
 from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.transform import TransformKey
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Of the columns and of what they mean; a model of another version is fitted again."""
 
 # Root kinds that get a column of their own; what is not named shares `kind_other`.

@@ -92,6 +92,12 @@ class Machine:
         """Peak in float32, all threads; a multiply-add counts two."""
         return self.ghz * 4.0 * self.lanes * self.threads
 
+    def weights_gb_s(self, footprint: int) -> float:
+        """Bandwidth at which a model of that footprint finds its weights; see `measure.operand_state`."""
+        if not 0 < footprint <= self.l3_bytes // 2:
+            return self.memory_gb_s
+        return self.l3_gb_s if footprint > self.l2_bytes * self.threads else self.l2_gb_s
+
     def gb_s(self, working_set: float) -> float:
         """Bandwidth for a working set of that many bytes, over all threads: between levels it is interpolated in log.
 

@@ -38,8 +38,7 @@ class WholeShape:
         calls_per_us: kernels and transforms in a microsecond: what every call costs counts that often.
         transform_share: share of the time in layout changes.
         memory_share: share in kernels that wait for bytes rather than compute.
-        weights_share: weights from memory at its nominal bandwidth, over the time. Alone they are always cold; within
-            the model some are still in the last cache.
+        weights_share: weights at the nominal bandwidth of where they are, over the time.
         short_share: share in kernels of a few microseconds.
         activations_over_l2: log2 of a kernel's activations over the second caches, weighted by time.
         channels_last_share: share in kernels whose result has the channels last.
@@ -87,7 +86,7 @@ def whole_shape(
         if choice is not None:
             shares["last"] += us * (choice.out.axes[-1].letter == "C")
             shares["blocked"] += us * choice.out.is_blocked
-        weights += facts.weight_bytes
+        weights += facts.weight_bytes / machine.weights_gb_s(facts.footprint)
         activations = max(1, facts.read_bytes + facts.written_bytes)
         over += us * math.log2(activations / (machine.l2_bytes * machine.threads))
     return WholeShape(
@@ -96,7 +95,7 @@ def whole_shape(
         calls_per_us=calls / total,
         transform_share=moved / total,
         memory_share=shares["memory"] / total,
-        weights_share=weights / machine.memory_gb_s / 1e3 / total,
+        weights_share=weights / 1e3 / total,
         short_share=shares["short"] / total,
         activations_over_l2=over / total,
         channels_last_share=shares["last"] / total,

@@ -19,7 +19,7 @@ class OperandFacts:
         shape: logical shape, in the order of `axes`.
         axes: axis names, see `layout.graph`.
         dtype: element type.
-        weight: whether it is a constant of the model, so cold in the caches when the kernel runs.
+        weight: whether it is a constant of the model, which no kernel before has just written.
     """
 
     shape: tuple[int, ...]
@@ -53,6 +53,8 @@ class KernelFacts:
         conv: geometry where the root is a convolution.
         window: (height, width) of a pooling root; (1, 1) elsewhere.
         flops: floating-point operations of the root and the epilogue; a multiply-add counts two.
+        footprint: bytes that an inference of the model goes over, see `layout.footprint`; 0 where it is not known, so
+            that weights come from memory.
     """
 
     kind: str
@@ -62,6 +64,7 @@ class KernelFacts:
     conv: ConvFacts | None
     window: tuple[int, int]
     flops: int
+    footprint: int = 0
 
     @property
     def weight_bytes(self) -> int:
@@ -96,6 +99,7 @@ class KernelFacts:
             conv=ConvFacts(**conv) if conv else None,
             window=(data["window"][0], data["window"][1]),
             flops=data["flops"],
+            footprint=data.get("footprint", 0),
         )
 
 
@@ -103,8 +107,8 @@ def _operand(data: Mapping[str, Any]) -> OperandFacts:
     return OperandFacts(tuple(data["shape"]), data["axes"], data["dtype"], data["weight"])
 
 
-def kernel_facts(ops: Sequence[OpNode]) -> KernelFacts:
-    """Facts of a kernel that fuses `ops`, root first."""
+def kernel_facts(ops: Sequence[OpNode], footprint: int = 0) -> KernelFacts:
+    """Facts of a kernel that fuses `ops`, root first, in a model of that footprint."""
     root = ops[0]
     inside = {t.name for op in ops for t in op.results}
     operands: dict[Any, OperandFacts] = {}
@@ -124,6 +128,7 @@ def kernel_facts(ops: Sequence[OpNode]) -> KernelFacts:
         conv=_conv_facts(root),
         window=_window(root),
         flops=sum(_flops(op) for op in ops),
+        footprint=footprint,
     )
 
 

@@ -47,14 +47,15 @@ class KernelCall:
     Attributes:
         function: symbol in the library.
         args: shapes and types.
-        cold: positions of the arguments that come from memory within a model, its weights; None for all but the first.
-            The others are written anew by other cores before each run. Devices whose server cannot do that flush all
-            but the first.
+        cold: positions of the arguments that no kernel before writes, the weights; None for all but the first. The
+            others are written anew before each run. Devices whose server cannot do that flush all but the first.
+        footprint: bytes that the model goes over in an inference; 0 for more than any cache holds.
     """
 
     function: str
     args: tuple[TensorSpec, ...]
     cold: tuple[int, ...] | None = None
+    footprint: int = 0
 
 
 def time_kernels(
@@ -144,18 +145,18 @@ def _time_call(
             session.cpu,
             number=1,
             repeat=warmup - 1 + repeat,
-            f_preproc=_flush_function(session, call.cold) if flush else "",
+            f_preproc=_flush_function(session, call) if flush else "",
         )
         seconds = evaluate(*args).results
     return tuple(s * 1e6 for s in seconds[warmup - 1 :])
 
 
-def _flush_function(session: Session, cold: tuple[int, ...] | None) -> str:
+def _flush_function(session: Session, call: KernelCall) -> str:
     """Name of the device's function that puts the arguments where they are within a model; see `operand_state`."""
-    if cold is None:
+    prepare = session.function(PREPARE) if call.cold is not None else None
+    if prepare is None or call.cold is None:
         return FLUSH
-    prepare = session.function(PREPARE)
-    return str(prepare(",".join(map(str, sorted(cold))))) if prepare is not None else FLUSH
+    return str(prepare(",".join(map(str, sorted(call.cold))), call.footprint))
 
 
 def _buffers(session: Session, specs: Sequence[TensorSpec]) -> list[Any]:

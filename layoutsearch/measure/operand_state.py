@@ -1,10 +1,12 @@
 """On the server: put a kernel where it is within a model, before each run that is timed.
 
-Since a kernel ran last, all the others have: its code, its output and the translations of its pages have gone from the
-caches of its cores. Weights come from memory: they are flushed from all caches. Activations come from the kernel
-before, which ran on the same threads but shared its work out in its own way: about half of what a thread reads was
-written by another core. Timed in a loop, with everything warm in the right core, kernels of a real detector were a
-fifth faster than within it.
+Since a kernel ran last, all the others have: what they went over has pushed its code, its weights and the translations
+of its pages out of the caches of its cores, so weights come from the nearest cache that holds all that an inference
+goes over, its *footprint*, and from memory where none does. Activations come from the kernel before, on the same
+threads, and the memory of the result has lately held other activations.
+
+Timed within real models, call by call, kernels took what they take like this; with everything warm they took up to a
+fifth less, with weights always from memory up to three times as much in a model of half a megabyte.
 """
 
 from __future__ import annotations
@@ -21,19 +23,18 @@ import numpy as np
 from layoutsearch.measure.caches import describe_caches
 
 PREPARE = "layoutsearch.server.operand_state"
-"""Global function of the server: positions of the cold arguments ("0,3" or "") -> name of a function to run before a
-kernel, with the kernel's arguments."""
-PROTOCOL = "operands2"
+"""Global function of the server: (positions of the weights, "0,3" or ""; footprint of the model in bytes, 0 for more
+than any cache holds) -> name of a function to run before a kernel, with the kernel's arguments."""
+PROTOCOL = "operands3"
 """Names this way of timing; raised whenever the times it gives come to mean something else."""
 
 _FLUSH = "cache_flush_cpu_non_first_arg"
-# Pieces a thread of the kernel before wrote, alternating between threads.
-_PIECES_PER_THREAD = 2
-# Pages that each thread touches: more than translation buffers hold.
+# Pages that each thread touches at most: more than translation buffers hold.
 _PAGES, _PAGE_BYTES = 8192, 4096
-# Read by each thread, in units of a core's second cache.
+# Read by each thread at most, in units of a core's second cache.
 _CACHE_SHARE = 2
-_USUAL_CACHE_BYTES = 1 << 20
+_USUAL_SECOND_BYTES, _USUAL_LAST_BYTES = 1 << 20, 16 << 20
+_LARGEST = 1 << 62
 _LAMBDA = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
 
@@ -49,13 +50,15 @@ def register() -> bool:
     if launch is None or threads is None or flush is None:
         return False
     made: set[str] = set()
+    scratch: list[_Scratch] = []
 
     @tvm_ffi.register_global_func(PREPARE, override=True)
-    def prepare(cold: str) -> str:
-        name = f"{PREPARE}.{cold}"
+    def prepare(weights: str, footprint: int) -> str:
+        name = f"{PREPARE}.{weights}.{footprint}"
         if name not in made:
-            positions = [int(i) for i in cold.split(",") if i]
-            tvm_ffi.register_global_func(name, _Preparation(launch, threads, flush, positions), override=True)
+            positions = [int(i) for i in weights.split(",") if i]
+            preparation = _Preparation(launch, threads, flush, scratch, positions, footprint)
+            tvm_ffi.register_global_func(name, preparation, override=True)
             made.add(name)
         return name
 
@@ -63,46 +66,53 @@ def register() -> bool:
 
 
 class _Preparation:
-    """Has other work done on all threads, flushes the cold arguments, rewrites the others but for the output."""
+    """Has other work done on all threads, flushes the weights where they come from memory, rewrites the rest."""
 
     def __init__(
-        self, launch: Any, threads: Callable[[], int], flush: Callable[..., None], cold: Sequence[int]
+        self,
+        launch: Any,
+        threads: Callable[[], int],
+        flush: Callable[..., None],
+        scratch: list[_Scratch],
+        weights: Sequence[int],
+        footprint: int,
     ) -> None:
-        self._launch, self._threads, self._flush, self._cold = launch, threads, flush, frozenset(cold)
-        self._spans: list[tuple[int, int]] = []
-        self._scratch: list[_Scratch] = []
+        self._launch, self._threads, self._scratch = launch, threads, scratch
+        self._flush = flush if not 0 < footprint <= _last_cache_bytes() // 2 else None
+        self._weights = frozenset(weights)
+        self._reach = min(footprint or _LARGEST, _CACHE_SHARE * _second_cache_bytes())
+        self._spans: list[np.ndarray] = []
         self._count = 1
-        self._callback = _LAMBDA(self._rewrite)
-        # Through the C library of the process: the call lets go of the interpreter, so the threads do run together.
-        self._move = ctypes.CDLL(None).memmove
-        self._move.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+        self._callback = _LAMBDA(self._work)
 
     def __call__(self, *args: Any) -> None:
-        cold = [args[i] for i in sorted(self._cold) if i < len(args)]
-        if cold:
+        weights = [args[i] for i in sorted(self._weights) if i < len(args)]
+        if weights and self._flush is not None:
             # TVM's own function spares its first argument.
-            self._flush(args[0], *cold)
-        warm = [a for i, a in enumerate(args[:-1]) if i not in self._cold]
-        # Within a session these are borrowed views, which cannot be exported to numpy.
-        sizes = [math.prod(a.shape) * (int(a.dtype.bits) // 8) for a in warm]
-        self._spans = [(a.data_ptr(), size) for a, size in zip(warm, sizes, strict=True) if size]
+            self._flush(args[0], *weights)
+        # The result first: its memory was in use before the operands were made.
+        order = [len(args) - 1, *range(len(args) - 1)]
+        self._spans = [_bytes(args[i]) for i in order if i not in self._weights]
         self._count = int(self._threads())
         while len(self._scratch) < self._count:
             self._scratch.append(_Scratch())
         self._launch(self._callback, None, ctypes.c_int(self._count))
 
-    def _rewrite(self, task: int, _environment: int, _data: int) -> int:
-        self._scratch[task].touch()
-        pieces = self._count * _PIECES_PER_THREAD
-        for start, size in self._spans:
-            step = -(-size // pieces)
-            for piece in range(task, pieces, self._count):
-                begin = piece * step
-                length = min(step, size - begin)
-                if length > 0:
-                    # Onto itself: every line is written, no byte changes, no second buffer crowds the caches.
-                    self._move(start + begin, start + begin, length)
+    def _work(self, task: int, _environment: int, _data: int) -> int:
+        self._scratch[task].touch(self._reach)
+        for span in self._spans:
+            step = -(-span.size // self._count)
+            lines = span[task * step : (task + 1) * step]
+            # Every line is written, no byte changes, no second buffer crowds the caches; numpy lets go of the
+            # interpreter, so the threads do run together. (`memmove` onto itself returns at once.)
+            np.bitwise_or(lines, 0, out=lines)
         return 0
+
+
+def _bytes(tensor: Any) -> np.ndarray:
+    """The memory of a tensor; within a session tensors are borrowed views, which cannot be exported to numpy."""
+    size = math.prod(tensor.shape) * ((int(tensor.dtype.bits) + 7) // 8)
+    return np.frombuffer((ctypes.c_uint8 * size).from_address(tensor.data_ptr()) if size else b"", np.uint8)
 
 
 class _Scratch:
@@ -116,14 +126,21 @@ class _Scratch:
         # Written once: memory that never was is all one page.
         self._lines = np.ones(_CACHE_SHARE * _second_cache_bytes() // 8, np.int64)
 
-    def touch(self) -> None:
-        """Evict what the thread's core holds of a kernel."""
-        self._pages[::_PAGE_BYTES] += 1
-        self._lines.sum()
+    def touch(self, reach: int) -> None:
+        """Evict what the thread's core holds of a kernel, as going over `reach` bytes does."""
+        self._pages[: min(_PAGES, reach // _PAGE_BYTES) * _PAGE_BYTES : _PAGE_BYTES] += 1
+        self._lines[: reach // 8].sum()
 
 
 @functools.cache
 def _second_cache_bytes() -> int:
     """Of one core; the usual size where the system does not tell."""
     found = [cache["bytes"] for cache in describe_caches() if cache["level"] == 2]
-    return found[0] if found else _USUAL_CACHE_BYTES
+    return found[0] if found else _USUAL_SECOND_BYTES
+
+
+@functools.cache
+def _last_cache_bytes() -> int:
+    """All caches of the last level that a program can count on; half of that holds what is gone over in turn."""
+    found = describe_caches()
+    return found[-1]["bytes"] * found[-1]["count"] if found else _USUAL_LAST_BYTES

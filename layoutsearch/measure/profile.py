@@ -19,7 +19,7 @@ from layoutsearch.errors import LayoutSearchError
 if TYPE_CHECKING:
     from layoutsearch.measure.device import DeviceIdentity
 
-PROFILE_VERSION = 1
+PROFILE_VERSION = 2
 HOME_VARIABLE = "LAYOUTSEARCH_HOME"
 MEMORY = "memory"
 _DISTURBED = 0.15

@@ -99,31 +99,18 @@ class Measurement:
         return (high - low) / self.median_us if self.median_us > 0 else 0.0
 
 
-def undisturbed_us(measurement: Measurement) -> float:
-    """The sample that three eighths are not above; infinite for a failure.
-
-    What disturbs a kernel of a few microseconds (another process on a core, an interrupt) only ever adds time, and a
-    thread that waits for a core adds milliseconds; half of the samples being hit is common on a shared machine. On a
-    quiet one this is 2 % closer to what the kernel takes within a model than the lower quartile is.
-    """
-    if not measurement.ok:
-        return float("inf")
-    ordered = sorted(measurement.samples_us)
-    return ordered[3 * (len(ordered) - 1) // 8]
-
-
 VIEW_US = 0.1
 """About what a call costs by which a model hands on a tensor under another shape."""
 _VIEWS = ('"template":"reshape"', '"template":"stack"')
 
 
 def cost_us(schedule: str, measurement: Measurement) -> float:
-    """What a kernel costs in a model under a schedule (JSON): `undisturbed_us`, but next to nothing for a view.
+    """What a kernel costs in a model under a schedule (JSON): the median, but next to nothing for a view.
 
     Alone, what reshapes a tensor or joins several end to end is a copy; in a model it is memory under another name (see
     `plan.sequence`).
     """
-    us = undisturbed_us(measurement)
+    us = measurement.median_us
     return min(us, VIEW_US) if measurement.ok and any(view in schedule for view in _VIEWS) else us
 
 

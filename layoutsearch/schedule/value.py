@@ -41,7 +41,7 @@ TEMPLATES: dict[str, TemplateSpec] = {
         },
         revision=1,
     ),
-    "flat": TemplateSpec(1, {"channels": (1, 32), "vectors": (1, 8), "rows": (1, 1 << 16)}, revision=2),
+    "flat": TemplateSpec(1, {"channels": (1, 32), "vectors": (1, 8), "rows": (1, 1 << 16)}, revision=3),
     "winograd": TemplateSpec(
         1, {"tile": (1, 64), "vectors": (1, 16), "strips": (1, 1 << 16), "outer": ("channels", "tiles")}
     ),

@@ -120,8 +120,9 @@ class KernelLab:
                 what = f"{request.workload.summary} {choice_text(request.choice)}"
                 result = future.result()
                 if result.ok:
-                    key, cold = request.workload.key, request.workload.cold
-                    self._record_built(key, choice_text(request.choice), result, what, cold, repeat)
+                    self._record_built(
+                        request.workload.key, choice_text(request.choice), result, what, request.workload, repeat
+                    )
                 else:
                     # It was built before; a build that fails now says nothing against the record.
                     self._reporter.note(f"{what}: {result.status.value}: {result.error}")
@@ -147,7 +148,7 @@ class KernelLab:
                 if self._budget.over(reserve_s):
                     return
                 what = f"{key.workload} {key.candidate}"
-                self._record_built(key.workload, key.candidate, future.result(), what, ())
+                self._record_built(key.workload, key.candidate, future.result(), what, None)
 
     def _describe(self, workloads: Mapping[str, Workload]) -> None:
         """Records hold keys only; what they stand for is written once a run, measured in this run or in an earlier."""
@@ -166,7 +167,7 @@ class KernelLab:
         if not result.ok and self._missing(request) > 1 and result.status is not Status.BUILD_ERROR:
             # One schedule of several took the worker down; the first alone may be well.
             result = self._builder.submit(KERNELS, self._kernel_job(request, 1), _BUILD_S).result()
-        self._record_built(workload, candidate, result, what, request.workload.cold)
+        self._record_built(workload, candidate, result, what, request.workload)
 
     def _all_built(self, futures: Sequence[Future[BuildResult]], reserve_s: float) -> bool:
         """Wait until nothing of a batch is being built; False (and the rest cancelled) if the budget is over first."""
@@ -182,7 +183,7 @@ class KernelLab:
         candidate: str,
         result: BuildResult,
         what: str,
-        cold: tuple[int, ...],
+        kernel: Workload | None,
         repeat: int = _REPEAT,
     ) -> None:
         if not result.ok:
@@ -198,7 +199,8 @@ class KernelLab:
             self._add(workload, candidate, schedule, Measurement(Status.INFEASIBLE, (), reason))
         if built.schedules:
             specs = tuple(TensorSpec(shape, dtype) for shape, dtype in built.args)
-            calls = [KernelCall(function_name(i), specs, cold) for i in range(len(built.schedules))]
+            cold, size = (kernel.cold, kernel.facts.footprint) if kernel is not None else ((), 0)
+            calls = [KernelCall(function_name(i), specs, cold, size) for i in range(len(built.schedules))]
             repeat = min(repeat, _repeat_for(specs, cold, repeat))
             measurements = self._device.time_kernels(built.output, calls, repeat=repeat)
             for schedule, measurement in zip(built.schedules, measurements, strict=True):

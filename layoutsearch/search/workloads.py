@@ -11,6 +11,7 @@ import tvm
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.candidates import OpSpace
 from layoutsearch.layout.facts import KernelFacts, kernel_facts
+from layoutsearch.layout.footprint import footprint
 from layoutsearch.layout.graph import LayoutGraph, OpNode
 from layoutsearch.layout.groups import graph_groups
 from layoutsearch.layout.kinds import Role
@@ -25,11 +26,12 @@ class Workload:
     """A kernel to be tuned once, however often the model holds it.
 
     Attributes:
-        key: hash of operators, attributes, shapes, dtypes, axis names.
+        key: hash of operators, attributes, shapes, dtypes, axis names, and of the class of the model's footprint, which
+            decides where the weights are.
         summary: for people, e.g. `conv2d_pointwise+add+relu 1x64x56x56 -> 1x256x56x56`.
         module_json: the kernel alone, as TVM writes a module.
         axes: axis names of its parameters.
-        cold: positions of the parameters that are weights, so cold in the cache when the kernel runs within the model.
+        cold: positions of the parameters that are weights.
         members: number of operators in it.
         facts: the same for bounds and cost models.
     """
@@ -75,7 +77,7 @@ def kernel_nodes(canonical: tvm.IRModule, graph: LayoutGraph, spaces: Mapping[st
 
     A kernel whose members have no layout in common is taken apart.
     """
-    extractor = Extractor(canonical)
+    extractor, size = Extractor(canonical), footprint(graph)
     workloads: dict[str, Workload] = {}
     nodes = []
     for group in graph_groups(graph):
@@ -84,7 +86,7 @@ def kernel_nodes(canonical: tvm.IRModule, graph: LayoutGraph, spaces: Mapping[st
         parts = [group] if choices else [(n,) for n in group]
         for part in parts:
             members = [graph.by_name[n] for n in part]
-            workload = _workload(extractor, members)
+            workload = _workload(extractor, members, size)
             workload = workloads.setdefault(workload.key, workload)
             nodes.append(KernelNode(part, workload, choices if len(parts) == 1 else _choices(members, spaces)))
     return tuple(nodes)
@@ -106,13 +108,13 @@ def _choices(ops: list[OpNode], spaces: Mapping[str, OpSpace]) -> tuple[Candidat
     return tuple(found)
 
 
-def _workload(extractor: Extractor, ops: list[OpNode]) -> Workload:
+def _workload(extractor: Extractor, ops: list[OpNode], size: int) -> Workload:
     module, read = extractor.extract([op.name for op in ops])
     axes = _parameter_axes(module, ops)
     cold = tuple(i for i, p in enumerate(module["main"].params) if p.name not in read)
-    text = fingerprint(_without_scalars(module)) + repr((axes, cold))
+    text = fingerprint(_without_scalars(module)) + repr((axes, cold, size))
     key = hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
-    return Workload(key, _summary(ops), tvm.ir.save_json(module), axes, cold, len(ops), kernel_facts(ops))
+    return Workload(key, _summary(ops), tvm.ir.save_json(module), axes, cold, len(ops), kernel_facts(ops, size))
 
 
 def _without_scalars(module: tvm.IRModule) -> tvm.IRModule:

@@ -26,11 +26,20 @@ def machine(root: Path) -> None:
 
 def test_data_caches_by_level_with_how_many_there_are(tmp_path: Path) -> None:
     machine(tmp_path)
-    assert describe_caches(tmp_path, range(4)) == [
+    assert describe_caches(tmp_path, range(4), tmp_path / "none") == [
         {"level": 1, "bytes": 48 << 10, "count": 4},
         {"level": 2, "bytes": 2 << 20, "count": 2},
         {"level": 3, "bytes": 32 << 20, "count": 1},
     ]
+
+
+def test_a_virtual_machine_counts_on_a_quarter_of_the_shared_cache(tmp_path: Path) -> None:
+    machine(tmp_path)
+    cpuinfo = tmp_path / "cpuinfo"
+    for flags, megabytes in (("fpu hypervisor avx2", 8), ("fpu avx2", 32)):
+        cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
+        found = describe_caches(tmp_path, range(4), cpuinfo)
+        assert [c["bytes"] for c in found] == [48 << 10, 2 << 20, megabytes << 20]
 
 
 def test_only_the_caches_of_the_given_cpus_count(tmp_path: Path) -> None:

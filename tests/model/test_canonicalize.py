@@ -358,3 +358,40 @@ def test_random_chains_of_arithmetic_keep_their_values(
     got, want = run_tvm(canonical, [x])[0], run_tvm(module, [x])[0]
     assert got.shape == want.shape
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * max(1.0, float(np.abs(want).max())))
+
+
+@pytest.mark.parametrize("kind", ["conv2d", "conv2d_transpose", "matmul"])
+def test_weights_next_to_nothing_are_zero(kind: str) -> None:
+    """Denormal numbers are slow."""
+    rng = np.random.default_rng(0)
+    shape = {"conv2d": (5, 3, 3, 2), "conv2d_transpose": (3, 5, 3, 2), "matmul": (7, 4)}[kind]
+    weight = rng.standard_normal(shape).astype("float32")
+    tiny = [1e-40, -1e-38, 1e-31, -1.4e-45]
+    weight.reshape(-1)[: len(tiny)] = tiny
+    weight.reshape(-1)[len(tiny)] = 1e-20
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 3, 6, 7), "float32"))
+    build = {"conv2d": relax.op.nn.conv2d, "conv2d_transpose": relax.op.nn.conv2d_transpose, "matmul": relax.op.matmul}
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            made = builder.emit(build[kind](x, relax.const(weight)))
+            out = builder.emit_output(relax.op.nn.relu(made))
+        builder.emit_func_output(out)
+    canonical = canonicalize(builder.get())
+    kept = next(c.args[1].value.numpy() for c in calls(canonical) if c.op.name.endswith(kind))
+    assert np.array_equal(kept, np.where(np.abs(weight) < 1e-30, 0, weight))
+    assert_well_formed(canonical)
+    assert_same_values(builder.get(), canonical)
+
+
+def test_weights_that_are_all_tiny_stay() -> None:
+    """What is behind them may make them large."""
+    weight = np.random.default_rng(0).standard_normal((5, 3, 3, 2)).astype("float32") * np.float32(1e-33)
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 3, 6, 7), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            made = builder.emit(relax.op.nn.conv2d(x, relax.const(weight)))
+            out = builder.emit_output(relax.op.multiply(made, relax.const(np.float32(1e33))))
+        builder.emit_func_output(out)
+    assert_same_values(builder.get(), canonicalize(builder.get()))

@@ -95,13 +95,14 @@ class FlatKernel:
         self.x = Margin.of(self.c.columns, self.c.width)
         self.pitch = self.x.length
         self.plane = self.y.step * self.x.step * self.y.length * self.pitch
-        # Vectors and the last strip of rows may run past the end of the last plane.
-        self.slack = (self.rows + 1) * self.pitch + (self.vectors + 1) * self.lanes
         self.local_pad = c.depthwise
         # Nothing to add around the planes and no strip that ends beyond them: they are read where they are.
         self.bare = all(m.step == 1 and m.before == 0 and m.length == m.extent for m in (self.y, self.x)) and all(
             p.count % self.rows == 0 for p in self.c.rows
         )
+        # What vectors and the last strip of rows read past the end of the last plane. It is zero: what else may lie
+        # there, denormal numbers say, would cost hundreds of cycles a vector.
+        self.slack = 0 if self.direct else max(0, max(map(self._end, bundles(self.c)), default=0) - self.plane)
 
     def emit(self) -> list[tirx.Stmt]:
         """The stages: a padded copy where one is shared, then the contraction."""
@@ -117,6 +118,7 @@ class FlatKernel:
                 return self._pad_plane(padded, index * self.plane, n, channel)
 
             stages += [b.allocate(padded), self._parallel("plane", c.batch * channels, copy)]
+            stages.append(self._zeros(padded, c.batch * channels * self.plane))
         most = max(p.count for p in c.rows)
         strips = -(-most // self.rows) if not self.direct else self._direct_strips()
         # A padded plane of its own serves all strips of a depthwise task.
@@ -128,6 +130,30 @@ class FlatKernel:
             return b.seq([*bound, self._task(n, channel, strip, padded, strips)])
 
         return [*stages, self._parallel("task", math.prod(extents), task)]
+
+    def _tiles(self, phases: list[Pair]) -> tuple[int, int]:
+        """The output pixels of a strip, with those between its rows: as whole tiles, and pixels left of them."""
+        rows, columns = phases[0]
+        pixels = (min(self.rows, rows.count) - 1) * self.pitch + columns.count
+        whole, rest = divmod(pixels, self.vectors * self.lanes)
+        return whole, rest if self.bare else -(-rest // self.lanes) * self.lanes
+
+    def _end(self, phases: list[Pair]) -> int:
+        """Where in a padded plane the last strip of phases that read the same input ends to read."""
+        rows, columns = phases[0]
+        whole, rest = self._tiles(phases)
+        last = (-(-rows.count // self.rows) - 1) * self.rows
+        ends = [0]
+        for ky in range(rows.taps):
+            for kx in range(columns.taps):
+                (py, dy), (px, dx) = self.y.part(rows, ky), self.x.part(columns, kx)
+                start = (py * self.x.step + px) * self.y.length * self.pitch
+                ends.append(start + (last + dy) * self.pitch + dx + whole * self.vectors * self.lanes + rest)
+        return int(max(ends))
+
+    def _zeros(self, padded: tirx.Buffer, start: int) -> tirx.Stmt:
+        zero = b.const(0, str(padded.dtype))
+        return b.vector_run(self.slack, self.lanes, lambda i: b.store(padded, zero, start + i))
 
     def _parallel(self, name: str, extent: int, body: b.Body) -> tirx.Stmt:
         return b.parallel(name, extent, body, enabled=self.threads > 1 and self.c.flops > 50_000)
@@ -185,6 +211,7 @@ class FlatKernel:
         if self.local_pad and not self.bare:
             padded = b.thread_scratch("padded", self.plane + self.slack, str(self.c.source.dtype))
             statements += [b.allocate(padded), self._pad_plane(padded, 0, n, group * self.c.in_channels)]
+            statements.append(self._zeros(padded, self.plane))
 
         def rows(at: Expr) -> tirx.Stmt:
             return b.seq(self._rows(n, first, group, at, padded, phases) for phases in bundles(self.c))
@@ -199,11 +226,8 @@ class FlatKernel:
         c = self.c
         rows, columns = phases[0]
         count = min(self.rows, rows.count)
-        pixels = (count - 1) * self.pitch + columns.count
         step = self.vectors * self.lanes
-        whole, rest = divmod(pixels, step)
-        if padded is not None:
-            rest = -(-rest // self.lanes) * self.lanes
+        whole, rest = self._tiles(phases)
         size = whole * step + rest
         # Whole vectors are read from the last row as well.
         scratch = b.thread_scratch("scratch", len(phases) * self.channels * size + self.lanes, c.dtype)
