@@ -170,19 +170,19 @@ def schedule_kernels(
     return tvm.IRModule(functions, attrs=lowered.module.attrs), slow
 
 
-def _sequence() -> tvm.transform.Pass:
+def _sequence(marker: str) -> tvm.transform.Pass:
     @tvm.transform.module_pass(opt_level=0, name="layoutsearch.SequenceKernels")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        return sequence_kernels(module)
+        return sequence_kernels(module, marker)
 
     return run
 
 
-def _vm_passes() -> list[tvm.transform.Pass]:
+def _vm_passes(marker: str = "") -> list[tvm.transform.Pass]:
     """From scheduled kernels to VM code; what TVM's own CPU pipeline does after it has fused."""
     t = relax.transform
     return [
-        _sequence(),
+        _sequence(marker),
         t.RewriteDataflowReshape(),
         t.ToNonDataflow(),
         t.RemovePurityChecking(),
@@ -210,12 +210,12 @@ def ApplyPlan(plan: LayoutPlan) -> tvm.transform.Pass:
     return apply
 
 
-def vm_pipeline() -> tvm.transform.Pass:
-    """The rest of the compilation, for a module that is already scheduled."""
+def vm_pipeline(marker: str = "") -> tvm.transform.Pass:
+    """The rest of the compilation, for a module that is already scheduled; see `sequence_kernels` for `marker`."""
 
     @tvm.transform.module_pass(opt_level=0, name="layoutsearch.vm_pipeline")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        return tvm.transform.Sequential(_vm_passes())(module)
+        return tvm.transform.Sequential(_vm_passes(marker))(module)
 
     return run
 
