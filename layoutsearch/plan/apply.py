@@ -43,12 +43,16 @@ class Applied:
         materialized: the Relax module in the plan's layouts, verified.
         lowered: its kernels before scheduling.
         slow_loops: loop nests of scheduled kernels that are neither parallel nor vectorised, by kernel; empty is right.
+        graph: of the canonical module.
+        assignment: the plan's choices by bound variable of the canonical module.
     """
 
     module: tvm.IRModule
     materialized: Materialized
     lowered: Lowered
     slow_loops: Mapping[str, list[str]]
+    graph: LayoutGraph
+    assignment: Mapping[str, Candidate]
 
 
 def target_of(plan: LayoutPlan) -> tvm.target.Target:
@@ -132,7 +136,7 @@ def apply_plan(module: tvm.IRModule, plan: LayoutPlan, target: tvm.target.Target
     schedules = {by.name: op.schedule for op in plan.ops if op.schedule for by in graph.ops if by.id == op.id}
     info = TargetInfo.from_target(target, plan.threads)
     scheduled, slow = schedule_kernels(lowered, schedules, info)
-    return Applied(scheduled, materialized, lowered, slow)
+    return Applied(scheduled, materialized, lowered, slow, graph, assignment)
 
 
 def tensor_id(tensor: str, ids: Mapping[str, str]) -> str:
