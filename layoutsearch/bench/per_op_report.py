@@ -11,7 +11,7 @@ from layoutsearch.bench.compare import spread
 from layoutsearch.bench.per_op import KernelTime, PerOp
 from layoutsearch.layout.candidate import DIRECT
 
-WIDTH = 150
+WIDTH = 165
 """Columns that the table needs."""
 _KIB = 1024
 
@@ -74,7 +74,7 @@ def per_op_table(found: PerOp) -> Table:
         table.add_column(heading, no_wrap=True)
     numbers = ("MFLOP", "weights KiB", "activ. KiB", "us", "spread", "alone us", "GFLOP/s", "of peak", "of bound")
     for heading in numbers:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("bound")
     for one in by_time(found):
         name = one.ops[0] if one.ops else one.function

@@ -3,7 +3,8 @@
 The model is built twice, as it ships and with marks between kernels (`layoutsearch.measure.marks`), and both are run in
 turns: the one gives the whole time, the other its parts. What a mark costs is known from two in a row with nothing in
 between, at the end of every run, and is taken off every part. A mark that follows a large kernel is a little slower
-than that, since its code has left the caches; what is left of it shows as the difference of the sum and the whole.
+than that, since its code has left the caches; what is left of it shows as the difference of the sum and the whole. On a
+disturbed device the sum of medians is below the median of the whole, since not every kernel is hit in the same run.
 """
 
 from __future__ import annotations
