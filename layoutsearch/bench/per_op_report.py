@@ -11,8 +11,8 @@ from layoutsearch.bench.compare import spread
 from layoutsearch.bench.per_op import KernelTime, PerOp
 from layoutsearch.layout.candidate import DIRECT
 
-WIDTH = 165
-"""Columns that the table needs."""
+WIDTH = 200
+"""Columns in which nothing of the table is folded."""
 _KIB = 1024
 
 
@@ -71,11 +71,11 @@ def per_op_table(found: PerOp) -> Table:
     """One row a kernel, longest first."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("op", "layouts"):
-        table.add_column(heading, no_wrap=True)
+        table.add_column(heading, overflow="fold")
     numbers = ("MFLOP", "weights KiB", "activ. KiB", "us", "spread", "alone us", "GFLOP/s", "of peak", "of bound")
     for heading in numbers:
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("bound")
+    table.add_column("bound", no_wrap=True)
     for one in by_time(found):
         name = one.ops[0] if one.ops else one.function
         table.add_row(
@@ -114,7 +114,8 @@ def summary(found: PerOp) -> list[str]:
     whole, parts, profile = found.whole_us, found.times.sum_us, found.profile
     lines = [
         f"{found.model}, {found.threads} threads: {len(found.kernels)} kernels add up to {parts:.1f} us, the whole "
-        f"takes {whole:.1f} us ({parts / whole:.1%}); {found.times.mark_us:.2f} us for a mark are taken off each kernel"
+        f"takes {whole:.1f} us (spread {spread(found.times.whole_us):.0%}), so they are {parts / whole:.1%} of it; "
+        f"{found.times.mark_us:.2f} us for a mark are taken off each"
     ]
     if profile is not None:
         peak = ", ".join(f"{name} {rate:.0f} GFLOP/s" for name, rate in profile.peak_gflops.items())
