@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -22,6 +22,7 @@ from layoutsearch.model.samples import relative_error
 from layoutsearch.search.acceptance import Comparison, compare
 
 _PAUSE_S = 0.02
+_LEAST_SPREAD = 2
 
 
 class Child:
@@ -141,7 +142,7 @@ def run_comparison(
         BenchRow(
             name,
             statistics.median(blocks[name]) / 1e3,
-            _spread(blocks[name]),
+            spread(blocks[name]),
             len(blocks[name]),
             max(relative_error(got, want) for got, want in zip(outputs[name], reference, strict=True)),
         )
@@ -151,6 +152,9 @@ def run_comparison(
     return BenchResult(rows, speedups)
 
 
-def _spread(samples: list[float]) -> float:
+def spread(samples: Sequence[float]) -> float:
+    """Range of the middle half of the samples over their median; 0 for a single one."""
+    if len(samples) < _LEAST_SPREAD or not statistics.median(samples):
+        return 0.0
     low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
     return (high - low) / statistics.median(samples)

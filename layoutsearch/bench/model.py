@@ -23,7 +23,7 @@ from layoutsearch.search.jobs import PLAN, STOCK, PlanJob, file_stamp
 EXTERNAL = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 """Runtimes that read the ONNX file themselves."""
 PEERS = (*EXTERNAL, "tvm")
-_BUILD_S = 900.0
+BUILD_S = 900.0
 _SAMPLES = 3
 
 
@@ -58,12 +58,12 @@ def bench_model(
     shapes = tuple((i.name, tuple(i.shape)) for i in loaded.inputs)
     with tempfile.TemporaryDirectory(prefix="layoutsearch-") as folder:
         with Builder(workers=2) as builder:
-            futures = {"plan": builder.submit(PLAN, _job(path, shapes, plan, f"{folder}/plan.so"), _BUILD_S)}
+            futures = {"plan": builder.submit(PLAN, plan_job(path, shapes, plan, f"{folder}/plan.so"), BUILD_S)}
             for number, (name, other) in enumerate(others.items()):
                 if name not in EXTERNAL:
                     what = STOCK if other is None else PLAN
-                    job = _job(path, shapes, other or plan, f"{folder}/other_{number}.so")
-                    futures[name] = builder.submit(what, job, _BUILD_S)
+                    job = plan_job(path, shapes, other or plan, f"{folder}/other_{number}.so")
+                    futures[name] = builder.submit(what, job, BUILD_S)
             built = {name: future.result().get() for name, future in futures.items()}
         specs = {"plan": RuntimeSpec("tvm", built["plan"], count, samples)}
         for name in others:
@@ -85,7 +85,8 @@ def _plan_file(name: str) -> str:
     return name
 
 
-def _job(path: str, shapes: Any, plan: LayoutPlan, output: str) -> PlanJob:
+def plan_job(path: str, shapes: Any, plan: LayoutPlan, output: str) -> PlanJob:
+    """A build of the model at `path` with a plan."""
     return PlanJob(path, False, file_stamp(path), shapes, plan.to_json(), output)
 
 

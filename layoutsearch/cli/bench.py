@@ -14,10 +14,12 @@ from rich.table import Table
 
 from layoutsearch.cli.bench_acceptance import acceptance
 from layoutsearch.cli.bench_cost_model import cost_model
+from layoutsearch.cli.bench_per_op import per_op as time_kernels
 from layoutsearch.cli.bench_record import record
 from layoutsearch.cli.bench_search import search
 from layoutsearch.cli.bench_solver import solver
 from layoutsearch.cli.bench_suite import suite
+from layoutsearch.errors import LayoutSearchError
 
 
 @click.group()
@@ -38,13 +40,32 @@ def bench() -> None:
 @click.option("--starts", type=click.IntRange(1), default=3, show_default=True, help="Process starts of each.")
 @click.option("--rounds", type=click.IntRange(2), default=8, show_default=True, help="Blocks in each start.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the order of blocks and of the bootstrap.")
+@click.option("--per-op", is_flag=True, help="Time each kernel within the model instead, as shares of the peak.")
+@click.option("--roofline", metavar="FILE", help="With --per-op, and draw a roofline; .png or .svg.")
 @click.option("--save", type=click.Path(dir_okay=False), help="Add the result to this JSON-lines file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def model(model: str, plan_path: str, against: str, save: str | None, as_json: bool, **rest: Any) -> None:
-    """Time a plan against other runtimes.
+@click.pass_context
+def model(
+    context: click.Context,
+    model: str,
+    plan_path: str,
+    against: str,
+    per_op: bool,
+    roofline: str | None,
+    save: str | None,
+    as_json: bool,
+    **rest: Any,
+) -> None:
+    """Time a plan against other runtimes, or each of its kernels.
 
-    Each runs in a process of its own; blocks of runs alternate, and outputs are compared.
+    Each runtime runs in a process of its own; blocks of runs alternate, and outputs are compared. With --per-op
+    kernels are timed within the model, and compared with the device as `layoutsearch device calibrate` found it.
     """
+    if per_op or roofline is not None:
+        _refuse_given(context, "against", "seed", "save")
+        how = {name: rest[name] for name in ("threads", "starts", "rounds")}
+        time_kernels(model, plan_path, roofline, as_json, **how)
+        return
     from layoutsearch.bench.model import append_table, bench_model
 
     names = [name.strip() for name in against.split(",") if name.strip()]
@@ -66,6 +87,13 @@ def model(model: str, plan_path: str, against: str, save: str | None, as_json: b
         interval = f"{comparison.ci[0]:.3f} to {comparison.ci[1]:.3f}" if comparison else ""
         table.add_row(row.name, f"{row.ms:.3f}", f"{row.spread:.1%}", ratio, interval, f"{row.max_rel_error:.1e}")
     Console(width=None if sys.stdout.isatty() else 110).print(table)
+
+
+def _refuse_given(context: click.Context, *names: str) -> None:
+    """Options that mean nothing where only the plan is timed."""
+    for name in names:
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise LayoutSearchError(f"--{name} belongs to a comparison; --per-op times the plan alone: leave one out")
 
 
 bench.add_command(acceptance)

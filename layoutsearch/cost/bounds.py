@@ -19,6 +19,8 @@ What is measured is the kernel alone, as the search costs it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from layoutsearch.cost.touched import extra_weight_bytes, needed_bytes, needed_flops, winograd_flops
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.facts import KernelFacts
@@ -33,6 +35,20 @@ _VIEWS = frozenset(
 
 _ALLOWANCE = 0.05
 _SECOND = 1
+COMPUTE, CALL = "compute", "call"
+
+
+@dataclass(frozen=True)
+class Roof:
+    """What holds a kernel back at least.
+
+    Attributes:
+        us: it takes no less.
+        name: what that is: `compute`, a level of the memory hierarchy such as `l2` or `memory`, or `call`.
+    """
+
+    us: float
+    name: str
 
 
 class Bounds:
@@ -51,18 +67,22 @@ class Bounds:
         """No schedule of this candidate takes less; 0 for what may become a view of its operand."""
         if facts.kind in _VIEWS and not facts.epilogue:
             return 0.0
-        needed = needed_bytes(facts)
-        cold = needed.cold + extra_weight_bytes(facts, choice)
-        work_us = max(
-            self._compute_us(facts, choice), self._memory_us(cold, needed.read, needed.written, facts.footprint)
-        )
-        return work_us * self._scale + self.profile.least_call_us
+        return self.kernel_roof(facts, choice).us
 
     def transform_us(self, key: TransformKey) -> float:
         """No layout change of this tensor takes less; 0 where the elements stay in order, so that it may be a view."""
-        if key.keeps_order:
-            return 0.0
-        return self._memory_us(0, key.bytes, key.bytes) * self._scale + self.profile.least_call_us
+        return 0.0 if key.keeps_order else self.transform_roof(key).us
+
+    def kernel_roof(self, facts: KernelFacts, choice: Candidate | None) -> Roof:
+        """What bounds a kernel that is no view, where its model has its operands."""
+        needed = needed_bytes(facts)
+        weights = needed.cold + extra_weight_bytes(facts, choice)
+        memory = self._memory(weights, needed.read, needed.written, facts.footprint)
+        return self._roof(self._compute_us(facts, choice), memory)
+
+    def transform_roof(self, key: TransformKey) -> Roof:
+        """What bounds a layout change that is no view."""
+        return self._roof(0.0, self._memory(0, key.bytes, key.bytes))
 
     def share_of_peak(self, facts: KernelFacts, us: float) -> float | None:
         """The part of the device's peak FLOP/s that a kernel reaches in `us`; None where no peak was calibrated.
@@ -80,20 +100,32 @@ class Bounds:
         tensors = facts.operands or facts.results
         return self.profile.peak_gflops.get(tensors[0].dtype) if tensors else None
 
-    def _memory_us(self, cold: float, read: float, written: float, footprint: int = 0) -> float:
-        """Time to move bytes: `cold` ones from their level, the rest from and to the fastest that can hold it."""
+    def _roof(self, compute_us: float, memory: Roof) -> Roof:
+        work = max(Roof(compute_us * self._scale, COMPUTE), Roof(memory.us * self._scale, memory.name), key=_us)
+        call = self.profile.least_call_us
+        return Roof(work.us + call, work.name if work.us > call else CALL)
+
+    def _memory(self, cold: float, read: float, written: float, footprint: int = 0) -> Roof:
+        """Time to move bytes, and the level that takes it.
+
+        `cold` comes from the first level that holds all that the model goes over, the rest from and to the fastest that
+        can hold it. As near as the second level, cold bytes may be anywhere.
+        """
         levels = self.profile.levels
-        # The first level that holds all that the model goes over; as near as the second, weights may be anywhere.
         home = next((i for i, level in enumerate(levels) if 0 < footprint <= level.bytes), len(levels) - 1)
-        longest, held = 0.0, 0
+        longest, held = Roof(0.0, levels[0].name), 0
         for index, level in enumerate(levels):
             far = cold if _SECOND < home >= index else max(0.0, cold - held)
             crossing = far + max(0.0, read - held) + max(0.0, written - held)
             # From here or from further out, which a noisy calibration may have found to be faster.
             rate = max(outer.gb_s for outer in levels[index:])
-            longest = max(longest, crossing / (rate * 1e3))
+            longest = max(longest, Roof(crossing / (rate * 1e3), level.name), key=_us)
             held += level.bytes
         return longest
+
+
+def _us(roof: Roof) -> float:
+    return roof.us
 
 
 def _family_flops(facts: KernelFacts, choice: Candidate | None) -> float:

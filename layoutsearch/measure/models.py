@@ -27,8 +27,12 @@ _MAX_CALLS = 5000
 _WARM_CALLS = 3
 
 
-class _Loaded:
-    """A model on the device with its inputs set."""
+class RemoteModel:
+    """A model on the device with its inputs set. Use it within a deadline of its session.
+
+    Attributes:
+        calls: how many runs make a sample; 0 until it is known.
+    """
 
     def __init__(self, session: Session, path: str, inputs: Sequence[Any]) -> None:
         self._session = session
@@ -42,6 +46,7 @@ class _Loaded:
         return list(evaluate("main").results)
 
     def run(self) -> tuple[np.ndarray, ...]:
+        """Outputs, flattened."""
         self._vm.invoke_stateful("main")
         return tuple(_flatten(self._vm.get_outputs("main")))
 
@@ -50,6 +55,11 @@ def _flatten(value: Any) -> list[np.ndarray]:
     if isinstance(value, (tuple, list)):
         return [leaf for item in value for leaf in _flatten(item)]
     return [value.numpy()]
+
+
+def calls_in_sample(typical_s: float) -> int:
+    """How many runs of `typical_s` seconds make a sample."""
+    return min(_MAX_CALLS, max(1, math.ceil(SAMPLE_S / max(typical_s, 1e-9))))
 
 
 class ModelSet:
@@ -67,7 +77,7 @@ class ModelSet:
         self._timeout_s = timeout_s
         self._random = random.Random(seed)
         self._session: Session | None = None
-        self._loaded: dict[str, _Loaded] = {}
+        self._loaded: dict[str, RemoteModel] = {}
         self._crashed: set[str] = set()
         self.failures: dict[str, RunFailed] = {}
 
@@ -135,14 +145,14 @@ class ModelSet:
         load_s = sum(Session.transfer_s(os.path.getsize(self._paths[name])) for name in names)
         need_s = load_s + self._timeout_s * (len(names) + 1)
         session = self._device.new_session(need_s, MODELS_SESSION_S)
-        inputs = _send(session, self._inputs)
+        inputs = send(session, self._inputs)
         for name in names:
             try:
                 with session.deadline(Session.transfer_s(os.path.getsize(self._paths[name]))):
-                    model = _Loaded(session, self._paths[name], inputs)
+                    model = RemoteModel(session, self._paths[name], inputs)
                 with session.deadline(self._timeout_s):
                     typical = statistics.median(model.time(_WARM_CALLS))
-                model.calls = min(_MAX_CALLS, max(1, math.ceil(SAMPLE_S / max(typical, 1e-9))))
+                model.calls = calls_in_sample(typical)
                 self._loaded[name] = model
             except RunFailed as failure:
                 self._blame(name, failure)
@@ -219,13 +229,18 @@ def run_model(device: Device, lib_path: str, inputs: Sequence[np.ndarray], timeo
 def _run_once(device: Device, path: str, inputs: Sequence[np.ndarray], timeout_s: float) -> tuple[np.ndarray, ...]:
     load_s = Session.transfer_s(os.path.getsize(path))
     session = device.session(load_s + 2 * timeout_s)
-    arrays = _send(session, inputs)
+    arrays = send(session, inputs)
     with session.deadline(load_s):
-        model = _Loaded(session, path, arrays)
+        model = RemoteModel(session, path, arrays)
     with session.deadline(timeout_s):
         return model.run()
 
 
-def _send(session: Session, inputs: Sequence[np.ndarray]) -> list[Any]:
+def send(session: Session, inputs: Sequence[np.ndarray]) -> list[Any]:
+    """The arrays on the device, contiguous.
+
+    Raises:
+        RunFailed: the session ends on the way.
+    """
     with session.deadline(Session.transfer_s(sum(array.nbytes for array in inputs))):
         return [tvm.runtime.tensor(np.ascontiguousarray(array), device=session.cpu) for array in inputs]

@@ -8,7 +8,7 @@ import platform
 import re
 from pathlib import Path
 
-from layoutsearch.measure import operand_state
+from layoutsearch.measure import marks, operand_state
 from layoutsearch.measure.caches import available_bytes, describe_caches
 
 IDENTITY = "layoutsearch.server.identity"
@@ -33,6 +33,7 @@ def register(folder: str) -> None:
         return json.dumps(describe_cpu())
 
     operand_state.register()
+    marks.register()
 
 
 def describe_cpu() -> dict[str, object]:

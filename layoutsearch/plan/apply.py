@@ -43,12 +43,16 @@ class Applied:
         materialized: the Relax module in the plan's layouts, verified.
         lowered: its kernels before scheduling.
         slow_loops: loop nests of scheduled kernels that are neither parallel nor vectorised, by kernel; empty is right.
+        graph: of the canonical module.
+        assignment: the plan's choices by bound variable of the canonical module.
     """
 
     module: tvm.IRModule
     materialized: Materialized
     lowered: Lowered
     slow_loops: Mapping[str, list[str]]
+    graph: LayoutGraph
+    assignment: Mapping[str, Candidate]
 
 
 def target_of(plan: LayoutPlan) -> tvm.target.Target:
@@ -132,7 +136,7 @@ def apply_plan(module: tvm.IRModule, plan: LayoutPlan, target: tvm.target.Target
     schedules = {by.name: op.schedule for op in plan.ops if op.schedule for by in graph.ops if by.id == op.id}
     info = TargetInfo.from_target(target, plan.threads)
     scheduled, slow = schedule_kernels(lowered, schedules, info)
-    return Applied(scheduled, materialized, lowered, slow)
+    return Applied(scheduled, materialized, lowered, slow, graph, assignment)
 
 
 def tensor_id(tensor: str, ids: Mapping[str, str]) -> str:
@@ -170,19 +174,19 @@ def schedule_kernels(
     return tvm.IRModule(functions, attrs=lowered.module.attrs), slow
 
 
-def _sequence() -> tvm.transform.Pass:
+def _sequence(marker: str) -> tvm.transform.Pass:
     @tvm.transform.module_pass(opt_level=0, name="layoutsearch.SequenceKernels")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        return sequence_kernels(module)
+        return sequence_kernels(module, marker)
 
     return run
 
 
-def _vm_passes() -> list[tvm.transform.Pass]:
+def _vm_passes(marker: str = "") -> list[tvm.transform.Pass]:
     """From scheduled kernels to VM code; what TVM's own CPU pipeline does after it has fused."""
     t = relax.transform
     return [
-        _sequence(),
+        _sequence(marker),
         t.RewriteDataflowReshape(),
         t.ToNonDataflow(),
         t.RemovePurityChecking(),
@@ -210,12 +214,12 @@ def ApplyPlan(plan: LayoutPlan) -> tvm.transform.Pass:
     return apply
 
 
-def vm_pipeline() -> tvm.transform.Pass:
-    """The rest of the compilation, for a module that is already scheduled."""
+def vm_pipeline(marker: str = "") -> tvm.transform.Pass:
+    """The rest of the compilation, for a module that is already scheduled; see `sequence_kernels` for `marker`."""
 
     @tvm.transform.module_pass(opt_level=0, name="layoutsearch.vm_pipeline")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        return tvm.transform.Sequential(_vm_passes())(module)
+        return tvm.transform.Sequential(_vm_passes(marker))(module)
 
     return run
 

@@ -76,7 +76,7 @@ def compile(
     return executable
 
 
-def build_executable(scheduled: tvm.IRModule, target: tvm.target.Target) -> Any:
-    """VM executable of a module whose kernels are scheduled."""
+def build_executable(scheduled: tvm.IRModule, target: tvm.target.Target, marker: str = "") -> Any:
+    """VM executable of a module whose kernels are scheduled; see `sequence_kernels` for `marker`."""
     with tvm.transform.PassContext(config=BUILD_CONFIG):
-        return tvm.compile(scheduled, target, relax_pipeline=vm_pipeline(), tir_pipeline="default")
+        return tvm.compile(scheduled, target, relax_pipeline=vm_pipeline(marker), tir_pipeline="default")

@@ -4,11 +4,15 @@ Relax's machine allocates every tensor and calls every kernel by itself, about t
 small model. Where `main` is nothing but calls of kernels with static shapes, those calls, in their order, become one
 TIR function: tensors between kernels are parts of one workspace, planned here, and kernels are called by symbol with
 descriptors on the stack. What `main` takes and returns stays as it was.
+
+For times within the model a marker can be put between kernels: a global function that the device offers, called with
+the number of the step that comes next.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -69,10 +73,23 @@ class _Tensor:
 
 
 @dataclass(frozen=True)
-class _Step:
-    """One call of a kernel: its symbol, what it reads and makes."""
+class SequenceStep:
+    """A call of a kernel in `main`.
 
-    symbol: str
+    Attributes:
+        function: name of the kernel.
+        call: which of its calls, from 0, those that became memory counted too.
+    """
+
+    function: str
+    call: int
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One call of a kernel: which, what it reads and makes."""
+
+    called: SequenceStep
     tensors: tuple[_Tensor, ...]
 
 
@@ -80,27 +97,46 @@ class _Unfit(Exception):
     """`main` holds something that cannot be in the sequence."""
 
 
-def sequence_kernels(module: tvm.IRModule) -> tvm.IRModule:
-    """`module` with one call in `main`, or as it is where `main` holds anything but calls of kernels."""
+def sequence_kernels(module: tvm.IRModule, marker: str = "") -> tvm.IRModule:
+    """`module` with one call in `main`, or as it is where `main` holds anything but calls of kernels.
+
+    Args:
+        module: its kernels are scheduled.
+        marker: name of a global function to call before every kernel with the number of its step, and twice after the
+            last one (with n and n + 1 for n kernels), so that what a call of it costs is known; empty for none.
+    """
+    plan = _plan(module)
+    if plan is None:
+        return module
+    reader, size = plan
     main = module["main"]
-    try:
-        reader = _Reader(module, main)
-    except _Unfit:
-        return module
-    for part in reader.regions:
-        whole, _ = part.location
-        whole.first, whole.last = min(whole.first, part.first), max(whole.last, part.last)
-    size = place(r for r in reader.regions if r.output is None and r.whole is None)
-    if size > _LARGEST:
-        return module
     outs = [t.ty for t in reader.results] + ([relax.TensorType((size,), "uint8")] if size else [])
     operands = list(reader.given)
     gv = tvm.ir.GlobalVar(_NAME)
     relax.expr._update_type(gv, relax.FuncType([*(o.ty for o in operands), *outs], relax.TupleType([]), False))
     call = relax.call_tir(gv, relax.Tuple(operands), outs if len(outs) > 1 else outs[0])
     module = with_main(module, _calling(main, call, len(outs)))
-    module[gv] = _emit(operands, reader.steps, [t.ty for t in reader.results], size)
+    module[gv] = _emit(operands, reader.steps, [t.ty for t in reader.results], size, marker)
     return module
+
+
+def sequence_steps(module: tvm.IRModule) -> tuple[SequenceStep, ...] | None:
+    """The kernels that `sequence_kernels` calls, in order; None where it leaves the module as it is."""
+    plan = _plan(module)
+    return None if plan is None else tuple(step.called for step in plan[0].steps)
+
+
+def _plan(module: tvm.IRModule) -> tuple[_Reader, int] | None:
+    """What `main` does, its memory placed, and the bytes of the workspace; None where it cannot be a sequence."""
+    try:
+        reader = _Reader(module, module["main"])
+    except _Unfit:
+        return None
+    for part in reader.regions:
+        whole, _ = part.location
+        whole.first, whole.last = min(whole.first, part.first), max(whole.last, part.last)
+    size = place(r for r in reader.regions if r.output is None and r.whole is None)
+    return None if size > _LARGEST else (reader, size)
 
 
 class _Reader:
@@ -123,6 +159,7 @@ class _Reader:
         self.steps: list[_Step] = []
         self.regions: list[Region] = []
         self._number = 0
+        self._calls: Counter[str] = Counter()
         body = main.body.body
         results = list(body.fields) if isinstance(body, relax.Tuple) else [body]
         self._returned = set(results)
@@ -153,6 +190,8 @@ class _Reader:
                 tensor.region.last = self._number
         types = var.ty.fields if isinstance(var.ty, relax.TupleType) else [var.ty]
         function = self._functions[callee]
+        called = SequenceStep(callee.name_hint, self._calls[callee.name_hint])
+        self._calls[callee.name_hint] += 1
         if len(function.params) == len(read) + 1 == _VIEW_PARAMS and relax.analysis.has_reshape_pattern(function):
             if read[0].region is None:
                 raise _Unfit
@@ -160,7 +199,7 @@ class _Reader:
         else:
             made = tuple(self._new(_static(ty)) for ty in types)
             if not (function.attrs.get(STACKS) and self._stacked(read, made[0])):
-                self.steps.append(_Step(callee.name_hint, (*read, *made)))
+                self.steps.append(_Step(called, (*read, *made)))
         self._made[var] = made
         if var in self._returned:
             for tensor in made:
@@ -252,7 +291,7 @@ def _buffer(name: str, ty: relax.TensorType) -> tirx.Buffer:
 
 
 def _emit(
-    given: Sequence[relax.Expr], steps: Sequence[_Step], results: Sequence[relax.TensorType], size: int
+    given: Sequence[relax.Expr], steps: Sequence[_Step], results: Sequence[relax.TensorType], size: int, marker: str
 ) -> tirx.PrimFunc:
     """The host function: what `main` is given, results and the workspace as parameters."""
     operands = {expr: _buffer(f"given_{i}", expr.ty) for i, expr in enumerate(given)}
@@ -277,7 +316,10 @@ def _emit(
         zero = tirx.const(0, str(tensor.ty.dtype))
         return tirx.tvm_stack_make_array(data(tensor), shape, 0, len(extents), zero, 0)
 
-    calls = [tirx.Evaluate(tirx.call_cpacked(step.symbol, *map(array, step.tensors))) for step in steps]
+    calls = [tirx.Evaluate(tirx.call_cpacked(step.called.function, *map(array, step.tensors))) for step in steps]
+    if marker:
+        marks = [tirx.Evaluate(tirx.call_packed(marker, tirx.const(n, "int32"))) for n in range(len(steps) + 2)]
+        calls = [one for pair in zip(marks, calls, strict=False) for one in pair] + marks[-2:]
     params = [*operands.values(), *outputs, *([workspace] if size else [])]
     # Without `noalias` TVM's code generator would take the operands of every kernel in the module for aliases.
     return mark(tirx.PrimFunc(params, calls[0] if len(calls) == 1 else tirx.SeqStmt(calls)))

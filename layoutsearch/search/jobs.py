@@ -23,10 +23,13 @@ from layoutsearch.materialize.convert import materialize
 from layoutsearch.materialize.lower import lower
 from layoutsearch.materialize.moves import move
 from layoutsearch.materialize.writer import FunctionWriter
+from layoutsearch.measure.marks import MARK
 from layoutsearch.measure.records import canonical_json
 from layoutsearch.model.load import load
-from layoutsearch.plan.compile import compile, load_for
+from layoutsearch.plan.apply import target_of
+from layoutsearch.plan.compile import apply_to, build_executable, compile, load_for
 from layoutsearch.plan.plan import LayoutPlan
+from layoutsearch.plan.steps import PlanStep, plan_steps
 from layoutsearch.schedule import BUILD_CONFIG, dispatch
 from layoutsearch.schedule.target import TargetInfo
 from layoutsearch.schedule.value import Schedule
@@ -35,6 +38,7 @@ from layoutsearch.toolchain import export
 KERNELS = "layoutsearch.search.jobs:build_kernels"
 TRANSFORM = "layoutsearch.search.jobs:build_transform"
 PLAN = "layoutsearch.search.jobs:build_plan"
+MARKED = "layoutsearch.search.jobs:build_marked"
 REFERENCE = "layoutsearch.search.jobs:build_reference"
 STOCK = "layoutsearch.search.jobs:build_stock"
 
@@ -213,6 +217,32 @@ def build_plan(job: PlanJob) -> str:
     loaded = load_for(_loaded(job.model, job.is_json, job.stamp, job.shapes), plan)
     compile(loaded, plan, output=job.output)
     return job.output
+
+
+@dataclass(frozen=True)
+class BuiltMarked:
+    """A plan built as it ships and with marks between its kernels.
+
+    Attributes:
+        plain, marked: paths of the libraries.
+        steps: the kernels in order; None where they are not called in one sequence, and nothing was built.
+    """
+
+    plain: str
+    marked: str
+    steps: tuple[PlanStep, ...] | None
+
+
+def build_marked(job: PlanJob) -> BuiltMarked:
+    """Compile the model with the plan twice: as a production compile does, and with marks between kernels."""
+    plan = LayoutPlan.from_json(job.plan)
+    applied = apply_to(load_for(_loaded(job.model, job.is_json, job.stamp, job.shapes), plan), plan)
+    built = BuiltMarked(job.output, f"{job.output}.marked.so", plan_steps(applied))
+    if built.steps is not None:
+        target = target_of(plan)
+        for path, marker in ((built.plain, ""), (built.marked, MARK)):
+            export(build_executable(applied.module, target, marker), path, target)
+    return built
 
 
 def build_reference(job: PlanJob) -> str:

@@ -233,3 +233,29 @@ def test_a_transform_is_free_exactly_if_the_elements_stay_in_order(
     in_a, in_b = (move_array(array, Layout("NCHW"), layout).ravel() for layout in (a, b))
     assert key.keeps_order == bool((in_a == in_b).all())
     assert (BOUNDS.transform_us(key) == 0.0) == key.keeps_order
+
+
+@given(sizes, sizes, st.integers(0, 1 << 40), sizes)
+def test_weights_that_the_caches_keep_only_lower_a_bound(elements: int, weights: int, flops: int, all_: int) -> None:
+    facts = elementwise(elements, flops, weights)
+    kept, cold = BOUNDS.kernel_roof(replace(facts, footprint=all_), None), BOUNDS.kernel_roof(facts, None)
+    assert kept.us <= cold.us
+    assert cold.us == BOUNDS.kernel_us(facts, None)
+    # No level holds them: they are cold.
+    assert BOUNDS.kernel_roof(replace(facts, footprint=1 << 40), None) == cold
+
+
+def test_a_roof_has_the_name_of_what_bounds() -> None:
+    assert BOUNDS.kernel_roof(elementwise(1 << 10, 1 << 30), None).name == "compute"
+    assert BOUNDS.kernel_roof(elementwise(1, 1), None).name == "call"
+    heavy = elementwise(100, 1, weights=1 << 20)
+    assert BOUNDS.kernel_roof(heavy, None).name == "memory"
+    # All that the model goes over is in the third cache, behind the second; or in the second, where weights are as near
+    # as any operand.
+    assert BOUNDS.kernel_roof(replace(heavy, footprint=8 << 20), None).name == "l3"
+    small = elementwise(100, 1, weights=1 << 10)
+    assert BOUNDS.kernel_us(replace(small, footprint=1 << 16), None) < BOUNDS.kernel_us(small, None)
+    key = TransformKey((1, 64, 512, 512), "NCHW", "float32", Layout("NCHW"), Layout("NHWC"))
+    roof = BOUNDS.transform_roof(key)
+    assert roof.us == BOUNDS.transform_us(key)
+    assert roof.name == "memory"

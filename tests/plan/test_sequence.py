@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax
@@ -19,7 +20,7 @@ from layoutsearch.materialize.convert import materialize
 from layoutsearch.materialize.lower import lower
 from layoutsearch.model import canonicalize, load
 from layoutsearch.plan.apply import apply_plan, schedule_kernels, vm_pipeline
-from layoutsearch.plan.sequence import Region, place, sequence_kernels
+from layoutsearch.plan.sequence import Region, SequenceStep, place, sequence_kernels, sequence_steps
 from layoutsearch.schedule import BUILD_CONFIG, TargetInfo
 from tests.models import nets
 from tests.models.nets import Net
@@ -57,9 +58,9 @@ def calls(module: tvm.IRModule) -> int:
     return sum(len(block.bindings) for block in module["main"].body.blocks)
 
 
-def run(module: tvm.IRModule, inputs: list[np.ndarray]) -> list[np.ndarray]:
+def run(module: tvm.IRModule, inputs: list[np.ndarray], marker: str = "") -> list[np.ndarray]:
     with tvm.transform.PassContext(config=BUILD_CONFIG):
-        built = tvm.compile(module, native_target(), relax_pipeline=vm_pipeline(), tir_pipeline="default")
+        built = tvm.compile(module, native_target(), relax_pipeline=vm_pipeline(marker), tir_pipeline="default")
     machine = relax.VirtualMachine(built, tvm.cpu())
     outs = []
     for _ in range(2):
@@ -177,6 +178,41 @@ def test_a_concatenation_is_memory(body: Callable[[Net, relax.Expr], relax.Expr]
     inputs = [np.random.default_rng(0).normal(size=(1, 8, 6, 8)).astype("float32")]
     for got, want in zip(run(ready, inputs), run_tvm(module, inputs), strict=True):
         assert range_error(got, want) < 5e-5
+
+
+@pytest.mark.parametrize("make", [nets.residual, two_in_three_out])
+def test_a_marker_is_called_around_every_kernel(make: Callable[[], tvm.IRModule]) -> None:
+    module, seen = make(), []
+    tvm_ffi.register_global_func("test.sequence.mark", seen.append, override=True)
+    ready = scheduled(module)
+    shapes = [[int(s) for s in p.ty.shape.values] for p in module["main"].params]
+    inputs = [np.random.default_rng(i).normal(size=s).astype("float32") for i, s in enumerate(shapes)]
+    plain = run(ready, inputs)
+    assert not seen
+    for got, want in zip(run(ready, inputs, "test.sequence.mark"), plain, strict=True):
+        np.testing.assert_array_equal(got, want)
+    steps = sequence_steps(ready)
+    assert steps is not None
+    # Before each, after the last, and once more for the cost of a call; `run` runs twice.
+    assert seen == 2 * list(range(len(steps) + 2))
+
+
+def test_steps_are_calls_of_kernels() -> None:
+    ready = uniform(nets.build((1, 8, 6, 8), body=lambda n, x: n.conv_relu(concatenated(n, x, (24, 24)), 16)), "NCHW8c")
+    steps = sequence_steps(ready)
+    assert steps is not None
+    names = {g.name_hint for g, f in ready.functions_items() if not isinstance(f, relax.Function)}
+    assert {step.function for step in steps} < names  # the concatenation is memory
+    assert len(set(steps)) == len(steps)
+    for step in steps:
+        assert step.call == 0 or SequenceStep(step.function, step.call - 1) in steps
+
+
+def test_no_steps_where_there_is_no_sequence() -> None:
+    module = nets.build((1, 8, 6, 8), body=lambda n, x: relax.Tuple([n.conv_relu(x, 8), x]))
+    ready = scheduled(module)
+    assert sequence_steps(ready) is None
+    assert sequence_kernels(ready, "test.sequence.mark").same_as(ready)
 
 
 def test_channels_last_are_copied() -> None:
