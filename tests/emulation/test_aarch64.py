@@ -26,6 +26,7 @@ from layoutsearch.measure.results import Status
 from layoutsearch.measure.tracker import TrackerClient
 from layoutsearch.model.load import load
 from layoutsearch.model.samples import sample_inputs
+from layoutsearch.plan.compile import compile
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.targets import as_target, local_architecture
 from layoutsearch.toolchain import export, require_toolchain
@@ -37,6 +38,7 @@ from tests.models.running import range_error, run_tvm
 from tests.schedule.kernels import compile_kernel
 
 KEY = "arm64"
+SHIPPED = Path(__file__).resolve().parents[2] / "search_spaces" / "arm_neon.toml"
 TARGET = as_target(json.loads(board.TARGET))
 # Of an output's range; F(4x4,3x3) takes a tenth of it.
 TOLERANCE = 1e-4
@@ -197,6 +199,31 @@ def test_blocked_layouts_and_winograd_are_right_on_the_board(tracker: str, files
     done = run("check", files.model, "--plan", plan_path, "--rpc", tracker, "--device-key", KEY, "--json")
     assert done.returncode == 0, done.stderr + done.stdout
     assert last_json(done.stdout)["ok"] is True
+
+
+NETS = {
+    "residual": nets.residual,
+    "concat": nets.concat_branches,
+    "pool": nets.conv_pool_conv,
+    "grouped": nets.grouped,
+    "transposed in two groups": lambda: nets.transposed(groups=2),
+    "mean over channels": nets.channel_mean,
+    "dense": nets.classifier,
+}
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_any_plan_of_the_shipped_space_is_right_on_the_board(tracker: str, tmp_path: Path, net: str) -> None:
+    module = NETS[net]()
+    loaded = load(module)
+    inputs = sample_inputs(loaded.inputs, 3)
+    want = run_tvm(module, inputs)
+    with Device.remote(tracker, KEY, 2) as device:
+        for seed in range(3):
+            library = tmp_path / f"{seed}.so"
+            compile(module, make_plan(module, TARGET, space=SHIPPED, seed=seed), output=library)
+            got = device.run_model(str(library), inputs, _LIMIT_S)
+            assert max(range_error(g, w) for g, w in zip(got, want, strict=True)) <= TOLERANCE
 
 
 def test_tune_ends_with_a_plan_that_is_right(tracker: str, files: Files) -> None:
