@@ -10,6 +10,8 @@ import tvm
 
 from layoutsearch.errors import LayoutSearchError
 
+_ALIASES = {"arm64": "aarch64", "amd64": "x86_64", "i486": "i386", "i586": "i386", "i686": "i386"}
+
 
 def local_target() -> tvm.target.Target:
     """The LLVM target of this machine's own CPU."""
@@ -47,6 +49,31 @@ def _check_cpu(cpu: str, triple: str) -> None:
         raise LayoutSearchError(f"--target: LLVM knows no CPU {cpu!r}{where}; leave mcpu away or name one it knows")
 
 
+def architecture(target: tvm.target.Target) -> str:
+    """The instruction set that code for `target` is in, such as `aarch64`; empty for kinds other than llvm."""
+    if target.kind.name != "llvm":
+        return ""
+    return architecture_of(str(target.attrs.get("mtriple", "") or "") or _system_triple())
+
+
+def architecture_of(triple: str) -> str:
+    """The instruction set of an LLVM triple, by one name whichever of its names the triple has."""
+    name = triple.split("-")[0].lower()
+    if name.startswith(("arm", "thumb")) and name != "arm64":
+        return "arm"
+    return _ALIASES.get(name, name)
+
+
+def local_architecture() -> str:
+    """The instruction set of this machine."""
+    return architecture_of(_system_triple())
+
+
+def runs_here(target: tvm.target.Target) -> bool:
+    """Whether this machine's CPU could run code for `target`."""
+    return architecture(target) in ("", local_architecture())
+
+
 def default_threads() -> int:
     """Cores this process may use. TVM's own default is half of that on x86."""
     try:
@@ -59,8 +86,11 @@ def has_feature(target: tvm.target.Target, feature: str) -> bool:
     """Whether LLVM's features of `target` include `feature`; every AArch64 CPU has `neon`."""
     if target.kind.name != "llvm":
         return False
-    triple = str(target.attrs.get("mtriple", "")) or str(tvm.get_global_func("target.llvm_get_system_triple")())
-    arm = triple.startswith(("aarch64", "arm"))
+    arm = architecture(target) in ("aarch64", "arm")
     if feature == "neon":
         return arm
     return not arm and bool(tvm.get_global_func("target.target_has_feature")(feature, target))
+
+
+def _system_triple() -> str:
+    return str(tvm.get_global_func("target.llvm_get_system_triple")())

@@ -16,6 +16,7 @@ import tvm
 from tvm.support import cc
 
 from layoutsearch.errors import ToolchainError
+from layoutsearch.targets import architecture_of, local_architecture
 
 HELP = "install a C compiler (Debian: apt install gcc; macOS: xcode-select --install) or: pip install layoutsearch[zig]"
 
@@ -34,11 +35,8 @@ def has_zig() -> bool:
 
 
 def require_toolchain(target: tvm.target.Target | None = None) -> None:
-    """Raise ToolchainError, with what to install, on a machine that cannot link (for `target`, if given)."""
-    if find_compiler() is None and not has_zig():
-        raise ToolchainError(f"no C compiler found, and TVM links its libraries with one; {HELP}")
-    if target is not None:
-        linker(target)
+    """Raise ToolchainError, with what to install, on a machine that cannot link for `target` (itself by default)."""
+    linker(target or tvm.target.Target("llvm"))
 
 
 def linker(target: tvm.target.Target) -> Callable[[str, Sequence[str], Sequence[str] | None], None]:
@@ -49,12 +47,18 @@ def linker(target: tvm.target.Target) -> Callable[[str, Sequence[str], Sequence[
     """
     triple = str(target.attrs.get("mtriple", "") or "")
     if triple and not _is_native(triple):
-        cross = os.environ.get("LAYOUTSEARCH_CXX") or shutil.which(f"{triple}-g++") or shutil.which(f"{triple}-gcc")
+        given = os.environ.get("LAYOUTSEARCH_CXX")
+        if given and not shutil.which(given):
+            raise ToolchainError(f"LAYOUTSEARCH_CXX={given} is no program; set it to a C++ compiler for {triple}")
+        cross = given or shutil.which(f"{triple}-g++") or shutil.which(f"{triple}-gcc")
         if cross:
             return cc.cross_compiler(cross)
         if has_zig():
             return _zig(triple)
-        raise ToolchainError(f"no cross compiler for {triple}: install {triple}-g++, set LAYOUTSEARCH_CXX, or use zig")
+        raise ToolchainError(
+            f"no cross compiler for {triple}: install {triple}-g++ (Debian: apt install g++-{triple}), "
+            "set LAYOUTSEARCH_CXX to one, or: pip install layoutsearch[zig]"
+        )
     compiler = find_compiler()
     if compiler is not None:
         return cc.cross_compiler(compiler)
@@ -88,15 +92,15 @@ def export(executable: Any, path: str | os.PathLike[str], target: tvm.target.Tar
 
 
 def _is_native(triple: str) -> bool:
-    here = str(tvm.get_global_func("target.llvm_get_system_triple")())
-    return triple.split("-")[0] == here.split("-")[0] and ("linux" in triple) == ("linux" in here)
+    return architecture_of(triple) == local_architecture() and ("linux" in triple) == sys.platform.startswith("linux")
 
 
 def _zig(triple: str) -> Callable[[str, Sequence[str], Sequence[str] | None], None]:
     arguments = [sys.executable, "-m", "ziglang", "cc"]
     if triple:
         parts = triple.split("-")
-        arguments += ["-target", f"{parts[0]}-linux-{parts[-1] if parts[-1] != 'linux' else 'gnu'}"]
+        abi = parts[-1] if parts[-1] != "linux" else "gnu"
+        arguments += ["-target", f"{architecture_of(triple)}-linux-{abi}"]
 
     def link(output: str, objects: Sequence[str], options: Sequence[str] | None = None, **_: Any) -> None:
         command = [*arguments, "-shared", "-fPIC", "-o", output, *objects, *(options or ())]

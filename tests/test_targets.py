@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import tvm
 
 from layoutsearch.cli.options import parse_target
 from layoutsearch.errors import LayoutSearchError
-from layoutsearch.targets import as_target, has_feature, local_target
+from layoutsearch.targets import architecture, as_target, has_feature, local_architecture, local_target, runs_here
 from layoutsearch.toolchain import require_toolchain
 
 
@@ -69,4 +71,21 @@ def test_a_foreign_target_needs_a_cross_compiler(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(LayoutSearchError, match=f"no cross compiler for {arch}-none-linux-gnu"):
         require_toolchain(as_target({"kind": "llvm", "mtriple": f"{arch}-none-linux-gnu"}))
     monkeypatch.setenv("LAYOUTSEARCH_CXX", "/opt/cross/g++")
+    with pytest.raises(LayoutSearchError, match=r"LAYOUTSEARCH_CXX=/opt/cross/g\+\+ is no program"):
+        require_toolchain(as_target({"kind": "llvm", "mtriple": f"{arch}-none-linux-gnu"}))
+    monkeypatch.setenv("LAYOUTSEARCH_CXX", sys.executable)
     require_toolchain(as_target({"kind": "llvm", "mtriple": f"{arch}-none-linux-gnu"}))
+
+
+def test_instruction_sets_have_one_name() -> None:
+    def named(triple: str) -> str:
+        return architecture(as_target({"kind": "llvm", "mtriple": triple}))
+
+    triples = ("aarch64-linux-gnu", "arm64-apple-darwin", "armv7l-linux-gnueabihf", "i686-linux-gnu")
+    assert [named(triple) for triple in triples] == ["aarch64", "aarch64", "arm", "i386"]
+    assert architecture(local_target()) == local_architecture()
+    assert runs_here(local_target())
+    assert [runs_here(as_target({"kind": "llvm", "mtriple": f"{a}-linux-gnu"})) for a in ("aarch64", "x86_64")] in (
+        [True, False], [False, True], [False, False],
+    )  # fmt: skip
+    assert architecture(tvm.target.Target("c")) == ""

@@ -20,6 +20,7 @@ from layoutsearch.errors import LayoutSearchError
 from layoutsearch.measure.builder import Builder
 from layoutsearch.measure.device import Device
 from layoutsearch.model.samples import sample_inputs
+from layoutsearch.plan.apply import target_of
 from layoutsearch.plan.compile import load_for
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.search.acceptance import FINAL_STARTS, ROUNDS_PER_START
@@ -122,6 +123,7 @@ def measure_pairs(
         Builder(workers=1) as builder,
         _device(count, tracker, device_key) as device,
     ):
+        device.check_target(target_of(plan))
         folder = Path(name)
         origin = Origin(
             loaded.name,

@@ -16,9 +16,11 @@ from layoutsearch.bench.runtimes import RuntimeSpec
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.measure.builder import Builder
 from layoutsearch.model.samples import sample_inputs
+from layoutsearch.plan.apply import target_of
 from layoutsearch.plan.compile import load_for
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.search.jobs import PLAN, STOCK, PlanJob, file_stamp
+from layoutsearch.targets import architecture, local_architecture, runs_here
 
 EXTERNAL = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 """Runtimes that read the ONNX file themselves."""
@@ -54,6 +56,12 @@ def bench_model(
     for name in others:
         if name in EXTERNAL and importlib.util.find_spec(name) is None:
             raise LayoutSearchError(f"{EXTERNAL[name]} is not installed; run: pip install 'layoutsearch[bench]'")
+    for name, of in {plan_path: plan, **{n: o for n, o in others.items() if o is not None}}.items():
+        if not runs_here(target_of(of)):
+            raise LayoutSearchError(
+                f"{name} is a plan for {architecture(target_of(of))}, and bench model runs on this machine, which is "
+                f"{local_architecture()}; its own times are in its validation: layoutsearch explain {name}"
+            )
     path = str(Path(model).resolve())
     shapes = tuple((i.name, tuple(i.shape)) for i in loaded.inputs)
     with tempfile.TemporaryDirectory(prefix="layoutsearch-") as folder:

@@ -141,13 +141,14 @@ def compile_command(model: str, plan_path: str, output: str, target: str | None)
     model in order and returns its outputs in order.
     """
     from layoutsearch.cli.options import parse_target
+    from layoutsearch.plan.apply import target_of
     from layoutsearch.plan.compile import compile
     from layoutsearch.plan.plan import LayoutPlan
     from layoutsearch.targets import as_target
     from layoutsearch.toolchain import require_toolchain
 
-    require_toolchain()
     plan = LayoutPlan.load(plan_path)
+    require_toolchain(target_of(plan))
     wanted = parse_target(target)
     compile(model, plan, target=as_target(wanted) if wanted is not None else None, output=output)
     click.echo(f"wrote {output}")
@@ -174,12 +175,13 @@ def check(
     The exit code is 0 if all is as the plan says, 1 if not, 2 if it could not be checked.
     """
     from layoutsearch.measure.device import Device
+    from layoutsearch.plan.apply import target_of
     from layoutsearch.plan.plan import LayoutPlan
     from layoutsearch.search.check import check_plan
     from layoutsearch.toolchain import require_toolchain
 
-    require_toolchain()
     plan = LayoutPlan.load(plan_path)
+    require_toolchain(target_of(plan))
     if bool(rpc) != bool(device_key):
         raise LayoutSearchError("--rpc HOST:PORT and --device-key KEY go together; give both or neither")
     source = Device.remote(rpc, device_key, plan.threads) if rpc and device_key else Device.local(plan.threads)

@@ -114,6 +114,7 @@ def calibrate(
     """
     say = tell or _silent
     built_for = as_target(target)
+    device.check_target(built_for)
     probes = probe_set(TargetInfo.from_target(built_for, device.threads))
     try:
         with tempfile.TemporaryDirectory(prefix="layoutsearch-") as folder:

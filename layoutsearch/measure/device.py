@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Protocol
 
 import numpy as np
+import tvm
 
 from layoutsearch.errors import DeviceError
 from layoutsearch.measure import kernels, models
@@ -20,6 +21,7 @@ from layoutsearch.measure.results import DeviceFailed, Measurement, RunFailed, S
 from layoutsearch.measure.server_functions import IDENTITY
 from layoutsearch.measure.session import Session, connect
 from layoutsearch.measure.tracker import TrackerClient
+from layoutsearch.targets import architecture, architecture_of
 
 SESSION_S = 120.0
 _ANSWER_S = 10.0
@@ -158,6 +160,23 @@ class Device:
         if self._identity is None:
             self._identity = self._read_identity()
         return self._identity
+
+    def check_target(self, target: tvm.target.Target) -> None:
+        """Refuse a target whose instruction set is not the device's; passes where the device cannot tell.
+
+        Raises:
+            DeviceError: with both instruction sets.
+        """
+        session = self.session(_ANSWER_S)
+        with session.deadline(_ANSWER_S):
+            triple = session.function("target.llvm_get_system_triple")
+            have = architecture_of(str(triple())) if triple is not None else ""
+        wanted = architecture(target)
+        if have and wanted and have != wanted:
+            raise DeviceError(
+                f"device {self.key!r} is {have} and cannot run code for {wanted}: give --rpc HOST:PORT --device-key "
+                f"KEY of a device that is {wanted}, or a --target or plan for {have}"
+            )
 
     def has_function(self, name: str) -> bool:
         """True if the device's runtime registers a global function `name`."""

@@ -47,6 +47,10 @@ def describe_cpu() -> dict[str, object]:
     part = " ".join(filter(None, [info.get("CPU implementer"), info.get("CPU part")]))
     cpu = info.get("model name") or (f"arm {part}" if part else "") or platform.processor() or platform.machine()
     flags = (info.get("flags") or info.get("Features") or "").split()
+    machine = platform.machine()
+    if machine.lower().startswith(("aarch64", "arm")) and "flags" in info:
+        # An emulator shows the host's CPU, and what was measured on it must not pass for the host's.
+        cpu, flags = f"{machine} emulated on {cpu}", []
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "cpu": cpu,

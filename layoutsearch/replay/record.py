@@ -98,6 +98,7 @@ def record_table(model: str, options: RecordOptions, reporter: Reporter | None =
         path = options.records or Path("results") / setup.loaded.name / "records.sqlite"
         store = stack.enter_context(RecordStore(path))
         device = stack.enter_context(_device(options))
+        device.check_target(setup.target)
         workers = max(1, min(8, default_threads()))
         builds = BuildTimes(store.path.with_suffix(".builds.jsonl"))
         builder = stack.enter_context(TimedBuilder(builds, setup.skeleton, workers))

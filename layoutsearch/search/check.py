@@ -92,6 +92,7 @@ def check_plan(
     for kernel, reports in applied.slow_loops.items():
         mismatches.append(f"{kernel}: {reports[0]}")
     with device as opened:
+        opened.check_target(target_of(plan))
         error = _error(
             model, loaded.inputs, plan, opened, inputs or [sample_inputs(loaded.inputs, s) for s in range(2)]
         )

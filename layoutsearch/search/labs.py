@@ -122,6 +122,7 @@ class DeviceSource:
         """See LabSource."""
         with ExitStack() as stack:
             device = stack.enter_context(self._device())
+            device.check_target(setup.target)
             workers = max(1, min(8, default_threads()))
             builder = stack.enter_context(Builder(workers=workers, preload=("layoutsearch.search.jobs",)))
             identity = device.identity()

@@ -17,7 +17,9 @@ from onnx import TensorProto, helper
 
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.plan.schema import digests
+from layoutsearch.targets import as_target, local_architecture
 from tests.cli.running import environment, refused, run
+from tests.models.plans import make_plan, two_in_three_out
 
 Capture = pytest.CaptureFixture[str]
 
@@ -49,6 +51,29 @@ def test_another_target(files: Path, tmp_path: Path, capfd: Capture) -> None:
     line = refused(capfd, *_compile(files, tmp_path), "--target", "llvm -mcpu=core2")
     assert "mcpu" in line
     assert "core2" in line
+
+
+@pytest.mark.parametrize("command", ["tune", "check", "calibrate", "bench model"])
+def test_code_for_another_instruction_set_has_no_device_here(
+    files: Path, tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    here = local_architecture()
+    other = "x86_64" if here == "aarch64" else "aarch64"
+    # Any linker: nothing is built.
+    monkeypatch.setenv("LAYOUTSEARCH_CXX", sys.executable)
+    target = json.dumps({"kind": "llvm", "mtriple": f"{other}-linux-gnu"})
+    foreign = tmp_path / "foreign.json"
+    make_plan(two_in_three_out(), as_target(json.loads(target))).save(foreign)
+    args: dict[str, list[object]] = {
+        "tune": ["tune", files / "stem.json", "--target", target, "--threads", 1, "--out", tmp_path / "out", "--quiet"],
+        "check": ["check", files / "outputs.json", "--plan", foreign],
+        "calibrate": ["device", "calibrate", "--target", target, "--threads", 1],
+        "bench model": ["bench", "model", files / "outputs.json", "--plan", foreign, "--against", "tvm"],
+    }
+    line = refused(capfd, *args[command])
+    assert here in line
+    assert other in line
+    assert ("--rpc" in line) == (command != "bench model")
 
 
 def test_the_same_target_in_other_words(files: Path, tmp_path: Path, plan: LayoutPlan) -> None:

@@ -23,6 +23,7 @@ from layoutsearch.measure.farm import LocalFarm
 from layoutsearch.measure.kernels import KernelCall, TensorSpec
 from layoutsearch.measure.results import RunFailed, Status
 from layoutsearch.measure.tracker import TrackerClient
+from layoutsearch.targets import as_target, local_architecture, local_target
 
 SPEC = TensorSpec((SIZE,))
 ADD = KernelCall("add_one", (SPEC, SPEC))
@@ -170,6 +171,15 @@ def test_a_server_with_too_few_threads_is_refused(farm: LocalFarm) -> None:
 
 
 @pytest.mark.slow
+def test_code_for_another_instruction_set_is_refused(farm: LocalFarm) -> None:
+    here = local_architecture()
+    other = "x86_64" if here == "aarch64" else "aarch64"
+    with Device.remote(farm.tracker_address, "board", 1, acquire_s=10) as device:
+        device.check_target(local_target())
+        with pytest.raises(DeviceError, match=f"'board' is {here} and cannot run code for {other}: give --rpc"):
+            device.check_target(as_target({"kind": "llvm", "mtriple": f"{other}-linux-gnu"}))
+
+
 def test_stock_tvm_servers_work_too(kernel_lib: str, model_libs: dict[str, str]) -> None:
     port = free_port()
     address = f"127.0.0.1:{port}"

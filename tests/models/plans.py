@@ -46,9 +46,15 @@ def two_in_three_out(*, stride: int = 2, out: int = 24, size: int = 16) -> tvm.I
 
 
 def make_plan(
-    module: tvm.IRModule, target: tvm.target.Target, *, name: str = "model", threads: int = 2, seed: int = 0
+    module: tvm.IRModule,
+    target: tvm.target.Target,
+    *,
+    name: str = "model",
+    threads: int = 2,
+    seed: int = 0,
+    space: Path = SPACE,
 ) -> LayoutPlan:
-    """A plan of `module`: any legal candidate for every kernel, any schedule of each."""
+    """A plan of `module`: any candidate of `space` for every kernel, any schedule of each."""
     draw = random.Random(seed)
     loaded = load(module)
     canonical = canonicalize(loaded.module)
@@ -56,7 +62,7 @@ def make_plan(
     assignment: dict[str, Candidate] = {}
     workloads: dict[str, tuple[str, str]] = {}
     chosen: dict[str, Candidate | None] = {}
-    for node in kernel_nodes(canonical, graph, enumerate_candidates(graph, load_space(SPACE))):
+    for node in kernel_nodes(canonical, graph, enumerate_candidates(graph, load_space(space))):
         # Equal kernels have equal schedules, so they get equal layouts here.
         if node.workload.key not in chosen:
             chosen[node.workload.key] = draw.choice(node.choices)

@@ -8,6 +8,7 @@ import tvm
 from tvm import relax
 
 from layoutsearch.schedule import TargetInfo, apply, audit, candidates
+from layoutsearch.schedule.value import TEMPLATES
 from tests.schedule import kernels as k
 from tests.schedule.test_winograd import Conv
 from tests.schedule.test_winograd import kernel as winograd
@@ -57,6 +58,24 @@ KERNELS = {
     "softmax": lambda: k.fused(lambda x: op.nn.softmax(x, -1), (4, 100)),
     "transpose": lambda: k.transform("NCHW", "NCHW8c", (1, 32, 9, 11)),
     "reshape": lambda: k.fused(lambda x: op.reshape(x, (8, 225)), (1, 8, 15, 15)),
+    "stack": lambda: k.fused(lambda x, y: op.concat([x, y], 1), (1, 3, 11, 13), (1, 5, 11, 13)),
+    "winograd NHWC": lambda: winograd(
+        Conv((1, 11, 9, 14), 15, layouts=("NHWC", "HWIO", "NHWC")),
+        2,
+        [(1, 9, 14, 11), (4, 4, 11, 15), (1, 9, 14, 15)],
+    ),
+    "grouped": lambda: k.fused(
+        lambda x, w: op.nn.conv2d(x, w, groups=2, data_layout="NHWC", kernel_layout="HWIO"),
+        (1, 9, 14, 10),
+        (3, 3, 5, 6),
+    ),
+    "pointwise packed": lambda: k.fused(
+        lambda x, w: op.nn.relu(
+            op.nn.conv2d(x, w, data_layout="NCHW4c", kernel_layout="OIHW4i4o", out_layout="NCHW4c")
+        ),
+        (1, 5, 7, 11, 4),
+        (3, 5, 1, 1, 4, 4),
+    ),
 }
 
 
@@ -71,6 +90,11 @@ def test_builds(isa: str, kernel: str) -> None:
     out = apply(func, schedule, info)
     assert audit(out) == []
     assert len(k.compile_kernel(out, target).inspect_source("asm")) > 0
+
+
+def test_every_template_is_among_them() -> None:
+    info = TargetInfo.from_target(tvm.target.Target(TARGETS["neon"][0]), threads=4)
+    assert {candidates(kernel(), info)[0].template for kernel in KERNELS.values()} == set(TEMPLATES)
 
 
 @pytest.mark.parametrize("lanes", ["avx2", "neon"])
