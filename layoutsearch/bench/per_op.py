@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import tvm
+
 from layoutsearch.bench.compare import spread
 from layoutsearch.bench.model import BUILD_S, plan_job
 from layoutsearch.cost.bounds import Bounds, Roof
@@ -18,11 +20,13 @@ from layoutsearch.measure.builder import Builder
 from layoutsearch.measure.calibrate import doubt, target_text
 from layoutsearch.measure.device import Device
 from layoutsearch.measure.in_situ import StepTimes, time_steps
+from layoutsearch.measure.probes import build_peak
 from layoutsearch.measure.profile import DeviceProfile, ProfileStore
 from layoutsearch.model.samples import sample_inputs
 from layoutsearch.plan.compile import load_for
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.plan.steps import PlanStep
+from layoutsearch.schedule import TargetInfo
 from layoutsearch.search.jobs import MARKED
 
 POINTWISE, DEPTHWISE, DENSE, TRANSPOSED, OTHER = "pointwise", "depthwise", "dense 3x3", "transposed", "other"
@@ -52,6 +56,7 @@ class KernelTime:
         gflops: `flops` over `us`; None where it takes no measurable time.
         share_of_peak: of the calibrated peak, from 0; an algorithm that saves operations may exceed 1. None without a
             profile.
+        share_of_reached: of what multiply-adds in registers reached between the runs, from 0; None without operations.
         roof: what bounds it within the model; None without a profile.
     """
 
@@ -70,6 +75,7 @@ class KernelTime:
     alone_us: float | None
     gflops: float | None
     share_of_peak: float | None
+    share_of_reached: float | None
     roof: Roof | None
 
     @property
@@ -102,6 +108,11 @@ class PerOp:
     times: StepTimes
     profile: DeviceProfile | None
     notes: tuple[str, ...]
+
+    @property
+    def reached_gflops(self) -> float | None:
+        """Median of what multiply-adds in registers reached between the runs."""
+        return statistics.median(self.times.peak_gflops) if self.times.peak_gflops else None
 
     @property
     def whole_us(self) -> float:
@@ -147,6 +158,8 @@ def bench_per_op(
         with Builder(workers=1) as builder:
             job = plan_job(path, shapes, plan, f"{folder}/plan.so")
             built = builder.submit(MARKED, job, 2 * BUILD_S).result().get()
+        target = tvm.target.Target(dict(plan.target))
+        probe = f"{folder}/peak.so"
         if built.steps is None:
             raise LayoutSearchError(
                 f"per-operator times are not available for {loaded.name}: its main is no plain sequence of kernels "
@@ -160,6 +173,7 @@ def bench_per_op(
             steps=len(built.steps),
             starts=starts,
             rounds=rounds,
+            peak=(probe, build_peak(TargetInfo.from_target(target, count), target, probe)),
             tell=tell,
         )
     return PerOp(loaded.name, count, kernel_times(built.steps, times, plan, profile), times, profile, notes)
@@ -187,6 +201,7 @@ def kernel_times(
     bounds = Bounds(profile, allowance=0.0) if profile is not None else None
     alone: dict[str, float | None] = {op.id: op.measured_us for op in plan.ops}
     alone |= {f"{t.tensor} {t.source}->{t.target}": t.us for t in plan.transforms}
+    reached = statistics.median(times.peak_gflops) if times.peak_gflops else 0.0
     found = []
     for number, (step, samples) in enumerate(zip(steps, times.steps_us, strict=True)):
         us, facts, key = statistics.median(samples), step.facts, step.transform
@@ -216,6 +231,7 @@ def kernel_times(
                 alone_us=alone.get(known),
                 gflops=flops / (us * 1e3) if us else None,
                 share_of_peak=share,
+                share_of_reached=flops / (us * 1e3 * reached) if us and reached and flops else None,
                 roof=roof,
             )
         )

@@ -27,6 +27,7 @@ def as_json(found: PerOp) -> dict[str, Any]:
         "sum_us": round(parts, 3),
         "sum_over_whole": round(parts / whole, 4),
         "mark_us": round(found.times.mark_us, 4),
+        "reached_gflops": _rounded(found.reached_gflops, 2),
         "runs": len(found.times.steps_us[0]) if found.times.steps_us else 0,
         "profile": found.profile.to_json() if found.profile is not None else None,
         "notes": list(found.notes),
@@ -57,6 +58,7 @@ def _kernel(one: KernelTime) -> dict[str, Any]:
         "measured_us": one.alone_us,
         "gflops": _rounded(one.gflops, 2),
         "share_of_peak": _rounded(one.share_of_peak, 4),
+        "share_of_reached": _rounded(one.share_of_reached, 4),
         "bound_us": _rounded(one.roof.us if one.roof is not None else None, 3),
         "bound": one.roof.name if one.roof is not None else None,
         "share_of_bound": _rounded(one.share_of_roof, 4),
@@ -72,7 +74,18 @@ def per_op_table(found: PerOp) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("op", "layouts"):
         table.add_column(heading, overflow="fold")
-    numbers = ("MFLOP", "weights KiB", "activ. KiB", "us", "spread", "alone us", "GFLOP/s", "of peak", "of bound")
+    numbers = (
+        "MFLOP",
+        "weights KiB",
+        "activ. KiB",
+        "us",
+        "spread",
+        "alone us",
+        "GFLOP/s",
+        "of peak",
+        "of reached",
+        "of bound",
+    )
     for heading in numbers:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("bound", no_wrap=True)
@@ -89,6 +102,7 @@ def per_op_table(found: PerOp) -> Table:
             "" if one.alone_us is None else f"{one.alone_us:.2f}",
             "" if one.gflops is None else f"{one.gflops:.1f}",
             _percent(one.share_of_peak),
+            _percent(one.share_of_reached),
             _percent(one.share_of_roof),
             one.roof.name if one.roof is not None else "",
         )
@@ -117,6 +131,11 @@ def summary(found: PerOp) -> list[str]:
         f"takes {whole:.1f} us (spread {spread(found.times.whole_us):.0%}), so they are {parts / whole:.1%} of it; "
         f"{found.times.mark_us:.2f} us for a mark are taken off each"
     ]
+    if found.reached_gflops is not None:
+        lines.append(
+            f"multiply-adds in registers, timed between the runs, reached {found.reached_gflops:.0f} GFLOP/s (float32, "
+            f"spread {spread(found.times.peak_gflops):.0%}): `of reached` is of that, whatever clock the device had"
+        )
     if profile is not None:
         peak = ", ".join(f"{name} {rate:.0f} GFLOP/s" for name, rate in profile.peak_gflops.items())
         rates = ", ".join(f"{level.name} {level.gb_s:.0f} GB/s" for level in profile.levels)

@@ -21,6 +21,8 @@ import numpy as np
 from layoutsearch.errors import DeviceError
 from layoutsearch.measure.marks import START, TAKE
 from layoutsearch.measure.models import MODELS_SESSION_S, RemoteModel, calls_in_sample, send
+from layoutsearch.measure.peak_meter import PeakMeter
+from layoutsearch.measure.probes import PeakProbe
 from layoutsearch.measure.results import RunFailed, Status
 from layoutsearch.measure.session import Session
 
@@ -39,11 +41,13 @@ class StepTimes:
         steps_us: by step, one sample a run; the cost of a mark is taken off.
         whole_us: of the model without marks: the median of each block of runs.
         mark_us: what a mark costs, typically.
+        peak_gflops: what multiply-adds in registers reached between the runs, once a round; empty without a probe.
     """
 
     steps_us: tuple[tuple[float, ...], ...]
     whole_us: tuple[float, ...]
     mark_us: float
+    peak_gflops: tuple[float, ...] = ()
 
     @property
     def sum_us(self) -> float:
@@ -61,6 +65,7 @@ def time_steps(
     starts: int = 3,
     rounds: int = 8,
     timeout_s: float = 60.0,
+    peak: tuple[str, PeakProbe] | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> StepTimes:
     """Run a model whole and in parts, a block of each in every round.
@@ -74,6 +79,7 @@ def time_steps(
         starts: processes on the device, one after the other.
         rounds: blocks in each; a block is as many runs as fill 20 ms, five at least.
         timeout_s: limit of a block.
+        peak: library of a peak probe and the probe, to be timed once a round.
         tell: is told how far it is.
 
     Raises:
@@ -83,28 +89,38 @@ def time_steps(
     parts: list[np.ndarray] = []
     whole_us: list[float] = []
     empty_us: list[np.ndarray] = []
+    peaks: list[float] = []
     for start in range(starts):
-        with _Pair(device, plain, marked, inputs, rounds, timeout_s) as pair:
+        with _Pair(device, plain, marked, inputs, rounds, timeout_s, peak) as pair:
             for number in range(rounds):
                 tell(f"start {start + 1} of {starts}, round {number + 1} of {rounds}")
+                peaks += pair.peak_gflops()
                 whole_us.append(pair.whole_us())
                 found = pair.parts_us(steps)
                 parts.append(found[:, :steps])
                 empty_us.append(found[:, steps])
     mark_us = float(np.median(np.concatenate(empty_us)))
     samples = np.maximum(np.concatenate(parts) - mark_us, 0.0)
-    return StepTimes(tuple(tuple(column.tolist()) for column in samples.T), tuple(whole_us), mark_us)
+    return StepTimes(tuple(tuple(column.tolist()) for column in samples.T), tuple(whole_us), mark_us, tuple(peaks))
 
 
 class _Pair:
     """Both builds in one process on the device. A context manager."""
 
     def __init__(
-        self, device: Device, plain: str, marked: str, inputs: Sequence[np.ndarray], rounds: int, timeout_s: float
+        self,
+        device: Device,
+        plain: str,
+        marked: str,
+        inputs: Sequence[np.ndarray],
+        rounds: int,
+        timeout_s: float,
+        peak: tuple[str, PeakProbe] | None,
     ) -> None:
         self._device, self._inputs, self._timeout_s = device, inputs, timeout_s
         self._paths = (plain, marked)
-        self._blocks = 2 * (rounds + 1)
+        self._blocks = 3 * (rounds + 1)
+        self._peak = peak
 
     def __enter__(self) -> _Pair:
         load_s = [Session.transfer_s(os.path.getsize(path)) for path in self._paths]
@@ -126,11 +142,16 @@ class _Pair:
                 typical = statistics.median(model.time(_WARM_CALLS))
             model.calls = max(_LEAST_CALLS, calls_in_sample(typical))
             self._models.append(model)
+        self._meter = None
+        if self._peak is not None:
+            with self._session.deadline(self._timeout_s):
+                self._meter = PeakMeter(self._session, *self._peak, self._device.threads)
         return self
 
     def __exit__(self, *_: object) -> None:
         # What lies on the device must be dropped before its session is closed.
         self._models.clear()
+        self._meter = None
         del self._start, self._take, self._session
 
     def whole_us(self) -> float:
@@ -138,6 +159,13 @@ class _Pair:
         model = self._models[0]
         with self._session.deadline(self._timeout_s):
             return statistics.median(model.time(model.calls)) * 1e6
+
+    def peak_gflops(self) -> list[float]:
+        """The peak of this moment; nothing without a probe."""
+        if self._meter is None:
+            return []
+        with self._session.deadline(self._timeout_s):
+            return [self._meter.gflops()]
 
     def parts_us(self, steps: int) -> np.ndarray:
         """Microseconds of every step and of the empty one behind the last, by run: (runs, steps + 1)."""

@@ -143,6 +143,20 @@ def build_probes(probes: ProbeSet, capacity: int, target: tvm.target.Target, pat
         export(tvm.compile(tvm.IRModule(named), target), path, target)
 
 
+def build_peak(info: TargetInfo, target: tvm.target.Target, path: str) -> PeakProbe:
+    """Build one peak probe in float32, of the widest vectors and the most sums, into a library of its own.
+
+    Raises:
+        ToolchainError: there is no linker.
+    """
+    probe = max(probe_set(info, ("float32",)).peaks, key=lambda p: (p.lanes, p.accumulators))
+    func = mark(kernels.peak(probe.dtype, probe.lanes, probe.accumulators, info.threads))
+    with tvm.transform.PassContext(config=BUILD_CONFIG):
+        module = tvm.IRModule({probe.function: func.with_attr("global_symbol", probe.function)})
+        export(tvm.compile(module, target), path, target)
+    return probe
+
+
 def build_chain(length: int, threads: int, target: tvm.target.Target, path: str) -> None:
     """Build a model of `length` kernels that do nearly nothing, one after the other.
 

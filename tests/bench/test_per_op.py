@@ -86,7 +86,7 @@ def plan() -> LayoutPlan:
 
 
 def times(*us: float) -> StepTimes:
-    return StepTimes(tuple((u, u, u) for u in us), (sum(us) * 1.1,), 0.4)
+    return StepTimes(tuple((u, u, u) for u in us), (sum(us) * 1.1,), 0.4, (70.0, 80.0, 90.0))
 
 
 def found(plan: LayoutPlan, profile: DeviceProfile | None, notes: tuple[str, ...] = ()) -> PerOp:
@@ -101,6 +101,7 @@ def test_rates_and_shares(plan: LayoutPlan) -> None:
     assert direct.flops == winograd.flops == flops
     assert direct.gflops == pytest.approx(flops / 80e3)
     assert direct.share_of_peak == pytest.approx(flops / 80e3 / 100)
+    assert direct.share_of_reached == pytest.approx(flops / 80e3 / 80)
     assert direct.roof is not None
     assert direct.roof.name == "compute"
     # What a call costs comes on top of the operations.
@@ -122,7 +123,7 @@ def test_a_transform_moves_its_tensor_twice(plan: LayoutPlan) -> None:
     move = found(plan, PROFILE).kernels[6]
     assert (move.kind, move.layouts, move.ops) == ("transform", "NCHW->NHWC", ("x",))
     assert move.activation_bytes == 2 * 4 * CIN * H * W
-    assert (move.flops, move.share_of_peak) == (0, None)
+    assert (move.flops, move.share_of_peak, move.share_of_reached) == (0, None, None)
     assert move.roof is not None
     assert move.roof.name == "call"
 

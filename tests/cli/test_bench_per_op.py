@@ -22,12 +22,13 @@ from tests.models.running import native_target
 Capture = pytest.CaptureFixture[str]
 QUICK = ["--starts", 1, "--rounds", 2]
 KEYS = {
-    "model", "threads", "whole_us", "whole_spread", "sum_us", "sum_over_whole", "mark_us", "runs", "profile", "notes",
+    "model", "threads", "whole_us", "whole_spread", "sum_us", "sum_over_whole", "mark_us", "reached_gflops", "runs", "profile", "notes",
     "kernels", "roofline",
 }  # fmt: skip
 KERNEL_KEYS = {
     "step", "function", "ops", "kind", "group", "layouts", "algorithm", "flops", "weight_bytes", "activation_bytes",
-    "flops_per_byte", "us", "spread", "measured_us", "gflops", "share_of_peak", "bound_us", "bound", "share_of_bound",
+    "flops_per_byte", "us", "spread", "measured_us", "gflops", "share_of_peak", "share_of_reached",
+    "bound_us", "bound", "share_of_bound",
 }  # fmt: skip
 
 
