@@ -135,6 +135,12 @@ def load(buffer: tirx.Buffer, *indices: Expr) -> tirx.Expr:
     return tirx.BufferLoad(buffer, indices_of(indices))
 
 
+def prefetch(place: ir.TensorLoad) -> tirx.Stmt:
+    """Ask for the line of an element in the second cache; an address past the end of its buffer does no harm."""
+    flags = [tirx.const(v, "int32") for v in (0, 2, 1)]
+    return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", tirx.address_of(place), *flags))
+
+
 def is_one(value: Expr) -> bool:
     """Whether the expression is the constant 1."""
     return isinstance(value, int | tirx.IntImm) and int(value) == 1

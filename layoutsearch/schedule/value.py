@@ -37,7 +37,7 @@ TEMPLATES: dict[str, TemplateSpec] = {
             "tile": (1, 64),
             "vectors": (1, 64),
             "reduce": ("taps_outer", "taps_inner"),
-            "outer": ("channels", "rows"),
+            "outer": ("channels", "rows", "panels"),
         },
         revision=1,
     ),

@@ -22,8 +22,8 @@ from tests.models.running import native_target
 Capture = pytest.CaptureFixture[str]
 QUICK = ["--starts", 1, "--rounds", 2]
 KEYS = {
-    "model", "threads", "whole_us", "whole_spread", "sum_us", "sum_over_whole", "mark_us", "reached_gflops", "runs", "profile", "notes",
-    "kernels", "roofline",
+    "model", "threads", "whole_us", "whole_spread", "sum_us", "sum_over_whole", "mark_us", "reached_gflops", "runs",
+    "profile", "notes", "kernels", "roofline",
 }  # fmt: skip
 KERNEL_KEYS = {
     "step", "function", "ops", "kind", "group", "layouts", "algorithm", "flops", "weight_bytes", "activation_bytes",

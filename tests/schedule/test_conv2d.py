@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax
 
+from layoutsearch.schedule import Schedule, ScheduleError, candidates
+from layoutsearch.schedule.templates import panels
 from tests.schedule import kernels as k
 
 PACKED16 = ("NCHW16c", "OIHW16i16o", "NCHW16c")
@@ -31,7 +33,8 @@ class Conv:
     layouts: tuple[str, str, str] = NCHW
 
 
-def check(conv: Conv, seed: int, count: int = 3) -> None:
+def check(conv: Conv, seed: int, count: int = 3, outer: str = "") -> None:
+    """The sampled schedules, all with `outer` where that is given, against NumPy."""
     rng = np.random.default_rng(seed)
     channels = conv.data[1] // conv.groups
     scale = np.sqrt(channels * conv.kernel[0] * conv.kernel[1])
@@ -63,6 +66,8 @@ def check(conv: Conv, seed: int, count: int = 3) -> None:
 
     func = k.fused(build, *(a.shape for a in arrays))
     for schedule in k.sample(func, seed, count):
+        if outer:
+            schedule = Schedule.make(schedule.template, **{**dict(schedule.params), "outer": outer})
         (out,) = k.run(k.scheduled(func, schedule), arrays)
         k.close(k.from_layout(out, out_layout, "NCHW"), want)
 
@@ -148,3 +153,42 @@ def convolutions(draw: st.DrawFn) -> Conv:
 @given(convolutions(), st.integers(0, 1000))
 def test_random(conv: Conv, seed: int) -> None:
     check(conv, seed, count=2)
+
+
+PANELS = {
+    "pointwise packed": Conv((2, 264, 9, 7), 80, (1, 1), layouts=("NCHW8c", "OIHW8i16o", "NCHW16c")),
+    "pointwise, odd channels": Conv((1, 259, 9, 7), 83, (1, 1), layouts=NHWC),
+    "3x3": Conv((2, 70, 9, 11), 50, (3, 3), padding=SAME, layouts=NHWC),
+    "strided packed": Conv((1, 72, 9, 11), 96, (3, 3), (2, 2), SAME, layouts=("NCHW8c", "OIHW8i16o", "NCHW16c")),
+    "two groups": Conv((1, 96, 9, 11), 130, (3, 3), padding=SAME, groups=2, layouts=NHWC),
+    "dilated, uneven": Conv((1, 64, 13, 11), 80, (5, 3), (2, 1), (3, 1, 4, 2), (2, 1), layouts=NHWC),
+}
+
+
+@pytest.mark.parametrize("share", [0.75, 0.02], ids=["few parts", "many parts"])
+@pytest.mark.parametrize("name", PANELS)
+def test_panels_of_weights(name: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reductions in parts, whose sums wait in between."""
+    monkeypatch.setattr(panels, "_L1_SHARE", share)
+    check(PANELS[name], seed=sorted(PANELS).index(name), count=5, outer="panels")
+
+
+def test_panels_are_for_convolutions_that_share_inputs() -> None:
+    depthwise = Conv((1, 32, 9, 7), 32, (3, 3), padding=SAME, groups=32, layouts=("NCHW16c", "OIHW1i16o", "NCHW16c"))
+    with pytest.raises(ScheduleError, match="panels"):
+        check(depthwise, seed=0, outer="panels")
+
+
+def test_large_weights_are_tried_in_panels() -> None:
+    """Those that the first cache keeps anyway are not."""
+
+    def orders(channels: int) -> set[str]:
+        shapes = ((1, 16, 14, channels), (1, 1, channels, 2 * channels), (1, 1, 1, 2 * channels))
+
+        def build(x: relax.Var, w: relax.Var, r: relax.Var) -> relax.Expr:
+            return relax.op.add(relax.op.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="HWIO"), r)
+
+        return {str(s["outer"]) for s in candidates(k.fused(build, *shapes), k.INFO)}
+
+    assert orders(256) == {"panels", "rows"}
+    assert orders(24) == {"channels", "rows"}

@@ -2,7 +2,8 @@
 
 A tile of `tile` pixels by `vectors` vectors of output channels is accumulated in registers: every step loads the
 vectors of weights once, and each pixel's input element is broadcast against them. The border is not padded: tiles that
-touch it are emitted apart with the taps that fall outside left out, and rows clip the range of their taps.
+touch it are emitted apart with the taps that fall outside left out, and rows clip the range of their taps. `outer` says
+what is outermost: rows of pixels, tiles of channels, or these with the reduction in parts (`panels`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from layoutsearch.schedule.contraction import Contraction, Phase
 from layoutsearch.schedule.indexing import Coordinate, Expr, Split, flat
 from layoutsearch.schedule.target import TargetInfo
 from layoutsearch.schedule.templates.lanes import Lanes, Run
+from layoutsearch.schedule.templates.panels import Area, Panel, Panels
 from layoutsearch.schedule.value import Schedule, ScheduleError
 
 
@@ -31,6 +33,11 @@ class Place:
     row: Expr
     rows: Phase
     columns: Phase
+    panel: Panel | None = None
+
+
+# Threads may differ in their work by that much before pixels are cut up for balance.
+_BALANCED = 1.07
 
 
 class ChannelsKernel:
@@ -45,7 +52,10 @@ class ChannelsKernel:
         self.tile = schedule.number("tile")
         self.vectors = schedule.number("vectors")
         self.taps_inner = schedule["reduce"] == "taps_inner"
-        self.rows_outer = schedule["outer"] == "rows"
+        self.outer = schedule["outer"]
+        self.l1_bytes = target.l1_bytes
+        if self.outer == "panels" and (len(self.rows) > 1 or len(c.columns) > 1 or self.lanes.mode != "broadcast"):
+            raise ScheduleError("panels of weights need a convolution with one phase that shares its inputs")
         if self.tile > max(p.count for p in self.c.columns):
             raise ScheduleError(f"a tile of {self.tile} columns is wider than the output")
         if self.vectors > self.lanes.most:
@@ -59,9 +69,11 @@ class ChannelsKernel:
         strips = self._strips() if rows == 1 and self._uniform() else 1
         channel_tiles = self.lanes.spaces * tiles
         pixels = rows * strips
+        if self.outer == "panels":
+            return self._panels(pixels, strips, tiles)
 
         def task(index: Expr) -> tirx.Stmt:
-            if self.rows_outer:
+            if self.outer == "rows":
                 n, pixel, channel = b.unravel(index, (c.batch, pixels, channel_tiles))
             else:
                 n, channel, pixel = b.unravel(index, (c.batch, channel_tiles, pixels))
@@ -80,22 +92,61 @@ class ChannelsKernel:
         return -(-self.c.columns[0].count // self.tile)
 
     def _channel_tile(self, n: Expr, space: Expr, tile: Expr, tiles: int, row: Expr, strip: Expr | None) -> tirx.Stmt:
+        return self._for_runs(space, tile, tiles, lambda runs: self._rows(n, space, row, strip, runs))
+
+    def _for_runs(self, space: Expr, tile: Expr, tiles: int, body: Callable[[list[Run]], tirx.Stmt]) -> tirx.Stmt:
+        """body for the vectors of a tile of channels; the last tile may have others than the rest."""
         exact = self.lanes.span % self.lanes.width == 0 and self.lanes.full % self.vectors == 0
         last = self.lanes.runs(self.vectors, True, space, tile if tiles > 1 else 0)
         if exact or tiles == 1:
-            return self._rows(n, space, row, strip, last if tiles == 1 else self._whole(space, tile))
-        whole = self._rows(n, space, row, strip, self._whole(space, tile))
-        return tirx.IfThenElse(tile < tiles - 1, whole, self._rows(n, space, row, strip, last))
+            return body(last if tiles == 1 else self._whole(space, tile))
+        return tirx.IfThenElse(tile < tiles - 1, body(self._whole(space, tile)), body(last))
+
+    def _panels(self, pixels: int, strips: int, tiles: int) -> list[tirx.Stmt]:
+        """Tiles of channels outermost, in each the reduction in parts: see `panels`."""
+        c = self.c
+        channel_tiles = self.lanes.spaces * tiles
+        blocks = self._blocks(c.batch * channel_tiles, pixels)
+        block = -(-pixels // blocks)
+
+        def task(index: Expr) -> tirx.Stmt:
+            n, channel, part = b.unravel(index, (c.batch, channel_tiles, blocks))
+            (n, channel, part), bound = b.bind_all(n=n, channel=channel, part=part)
+            space, tile = b.unravel(channel, (self.lanes.spaces, tiles))
+            ahead = self._whole(space, tirx.min(tile + 1, tiles - 1)) if tiles > 1 else None
+
+            def panels(runs: list[Run]) -> tirx.Stmt:
+                def row(at: Expr, strip: Expr | None, panel: Panel | None) -> tirx.Stmt:
+                    return self._rows(n, space, at, strip, runs, panel)
+
+                width = c.columns[0].count if strips == 1 else self.tile
+                task = Panels(c, runs, Area(part * block, block, pixels, width, strips > 1), self.l1_bytes)
+                return task.emit(row, n, ahead)
+
+            return b.seq([*bound, self._for_runs(space, tile, tiles, panels)])
+
+        total = c.batch * channel_tiles * blocks
+        return [b.parallel("task", total, task, enabled=self.threads > 1 and c.flops > 50_000)]
+
+    def _blocks(self, tasks: int, pixels: int) -> int:
+        """In how many blocks the pixels are cut so that no thread is left with much more than another."""
+        for blocks in range(1, pixels + 1):
+            total = tasks * blocks
+            if -(-total // self.threads) * self.threads <= total * _BALANCED:
+                return blocks
+        return pixels
 
     def _whole(self, space: Expr, tile: Expr) -> list[Run]:
         return self.lanes.runs(self.vectors, False, space, tile)
 
-    def _rows(self, n: Expr, space: Expr, row: Expr, strip: Expr | None, runs: list[Run]) -> tirx.Stmt:
+    def _rows(
+        self, n: Expr, space: Expr, row: Expr, strip: Expr | None, runs: list[Run], panel: Panel | None = None
+    ) -> tirx.Stmt:
         most = max(p.count for p in self.rows)
         out = []
         for rows in self.rows:
             for columns in self.c.columns:
-                body = self._columns(Place(n, space, row, rows, columns), strip, runs)
+                body = self._columns(Place(n, space, row, rows, columns, panel), strip, runs)
                 out.append(body if rows.count == most else tirx.IfThenElse(row < rows.count, body, None))
         return b.seq(out)
 
@@ -139,12 +190,17 @@ class ChannelsKernel:
         c = self.c
         sums = [b.registers("sum", size * run.count * run.width, c.dtype) for run in runs]
         statements: list[tirx.Stmt] = [b.allocate(s) for s in sums]
-        for run, acc in zip(runs, sums, strict=True):
-            statements.append(self._over(run, 0, size, partial(self._clear, acc)))
+        panel = at.panel
+        for number, (run, acc) in enumerate(zip(runs, sums, strict=True)):
+            begin = partial(self._clear, acc) if panel is None else partial(panel.load, number, acc, first)
+            statements.append(self._over(run, 0, size, begin))
         if at.rows.taps and at.columns.taps:
             statements.append(self._reduce(at, first, size, runs, sums, taps))
-        for run, acc in zip(runs, sums, strict=True):
-            statements.append(self._over(run, 0, size, partial(self._store, at, first, run, acc)))
+        for number, (run, acc) in enumerate(zip(runs, sums, strict=True)):
+            end = partial(self._store, at, first, run, acc)
+            if panel is not None and not panel.last:
+                end = partial(panel.save, number, acc, first)
+            statements.append(self._over(run, 0, size, end))
         return b.seq(statements)
 
     def _clear(self, acc: tirx.Buffer, t: Expr, u: Expr, v: Expr, i: Expr) -> tirx.Stmt:
@@ -206,7 +262,9 @@ class ChannelsKernel:
         def rows(rc: Expr) -> tirx.Stmt:
             return b.loop("ky", count, lambda ky: columns(rc, ky), start=low)
 
-        return b.loop("rc", c.in_channels // inner, rows)
+        if at.panel is None:
+            return b.loop("rc", c.in_channels // inner, rows)
+        return b.loop("rc", at.panel.count, rows, start=at.panel.start)
 
     def _input_channel(self, space: Expr, channel: Coordinate, rc: Expr, ri: Expr) -> Coordinate:
         c, inner = self.c, self.c.reduce_block

@@ -13,7 +13,8 @@ def schedules(c: Contraction, target: TargetInfo) -> list[Schedule]:
     fused, lanes = c.fused(), Lanes.of(c, target)
     has_taps = max(p.taps for p in fused.columns) > 1
     outer = _outer(fused, lanes, target)
-    other = "rows" if outer == "channels" else "channels"
+    by_channels = "panels" if _has_panels(fused, lanes, target) else "channels"
+    outer, other = (by_channels, "rows") if outer == "channels" else ("rows", by_channels)
     loops = _ranked(fused, lanes, target, _short(fused, lanes))
     flows: list[tuple[str, str, list[tuple[int, int]]]] = [("taps_outer", outer, loops)]
     if has_taps and fused.reduce_block > 1:
@@ -37,11 +38,18 @@ def _short(c: Contraction, lanes: Lanes) -> bool:
     return lanes.mode == "own" or c.reduce_block <= 4
 
 
+def _has_panels(c: Contraction, lanes: Lanes, target: TargetInfo) -> bool:
+    """Whether panels of weights apply, and weights are more than the first cache keeps anyway."""
+    rows = c.rows if c.merged_rows is None else (c.merged_rows,)
+    weights = 4 * c.out_channels * c.in_channels * c.rows[0].taps * c.columns[0].taps
+    return len(rows) == len(c.columns) == 1 and lanes.mode == "broadcast" and weights > target.l1_bytes
+
+
 def _outer(c: Contraction, lanes: Lanes, target: TargetInfo) -> str:
     """`rows` outermost where all weights stay in the cache next to the core, else each thread keeps to its channels."""
     taps = sum(p.taps for p in c.rows) * sum(p.taps for p in c.columns)
     weights = 4 * c.out_channels * c.in_channels * taps
-    return "rows" if lanes.mode != "own" and weights * 2 <= target.l2_bytes else "channels"
+    return "rows" if lanes.mode != "own" and weights * 4 <= target.l2_bytes else "channels"
 
 
 def _ranked(c: Contraction, lanes: Lanes, target: TargetInfo, tight: bool) -> list[tuple[int, int]]:
