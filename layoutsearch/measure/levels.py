@@ -10,6 +10,8 @@ from layoutsearch.measure.profile import MEMORY, MemoryLevel
 
 # A working set of less than that many times the level before still has a good part of its hits there.
 _CLEAR = 1.5
+# What a shared last cache holds is a guess, so memory is judged further away from it.
+_CLEAR_OF_LAST = 3.0
 # A level is slower than the one before it by at least this factor; less is noise.
 _DROP = 0.6
 # From one size to the next the curve falls by less than this within a level.
@@ -54,17 +56,17 @@ def levels_of(
             continue
         found.append(MemoryLevel(f"l{index + 1}", capacity, max(rates)))
         inner = capacity
-    found.append(MemoryLevel(MEMORY, 0, max([memory_gb_s, *_rates(ordered, inner, None)])))
+    found.append(MemoryLevel(MEMORY, 0, max([memory_gb_s, *_rates(ordered, inner, None, _CLEAR_OF_LAST)])))
     for index in range(len(found) - 2, -1, -1):
         level, outer = found[index], found[index + 1]
         found[index] = MemoryLevel(level.name, level.bytes, max(level.gb_s, outer.gb_s))
     return tuple(found)
 
 
-def _rates(points: Sequence[CurvePoint], inner: int, capacity: int | None) -> list[float]:
+def _rates(points: Sequence[CurvePoint], inner: int, capacity: int | None, apart: float = _CLEAR) -> list[float]:
     """Bandwidths beyond `inner` bytes and within `capacity`, clear of the level before where there are such."""
     within = [p for p in points if inner < p.bytes and (capacity is None or p.bytes <= capacity)]
-    clear = [p for p in within if p.bytes >= _CLEAR * inner]
+    clear = [p for p in within if p.bytes >= apart * inner]
     return [p.gb_s for p in clear or within]
 
 
