@@ -11,7 +11,7 @@ from layoutsearch.measure.profile import MEMORY, MemoryLevel
 # A working set of less than that many times the level before still has a good part of its hits there.
 _CLEAR = 1.5
 # What a shared last cache holds is a guess, so memory is judged further away from it.
-_CLEAR_OF_LAST = 3.0
+_CLEAR_OF_LAST = 2.5
 # A level is slower than the one before it by at least this factor; less is noise.
 _DROP = 0.6
 # From one size to the next the curve falls by less than this within a level.
@@ -66,8 +66,8 @@ def levels_of(
 def _rates(points: Sequence[CurvePoint], inner: int, capacity: int | None, apart: float = _CLEAR) -> list[float]:
     """Bandwidths beyond `inner` bytes and within `capacity`, clear of the level before where there are such."""
     within = [p for p in points if inner < p.bytes and (capacity is None or p.bytes <= capacity)]
-    clear = [p for p in within if p.bytes >= apart * inner]
-    return [p.gb_s for p in clear or within]
+    found = ([p.gb_s for p in within if p.bytes >= limit * inner] for limit in (apart, _CLEAR, 0.0))
+    return next(filter(None, found), [])
 
 
 def falls(points: Sequence[CurvePoint]) -> list[int]:
