@@ -116,7 +116,7 @@ class ChannelsKernel:
             ahead = self._whole(space, tirx.min(tile + 1, tiles - 1)) if tiles > 1 else None
 
             def panels(runs: list[Run]) -> tirx.Stmt:
-                def row(at: Expr, strip: Expr | None, panel: Panel | None) -> tirx.Stmt:
+                def row(at: Expr, strip: Expr | None, panel: Panel) -> tirx.Stmt:
                     return self._rows(n, space, at, strip, runs, panel)
 
                 width = c.columns[0].count if strips == 1 else self.tile
@@ -264,7 +264,13 @@ class ChannelsKernel:
 
         if at.panel is None:
             return b.loop("rc", c.in_channels // inner, rows)
-        return b.loop("rc", at.panel.count, rows, start=at.panel.start)
+        panel = at.panel
+
+        def group(g: Expr) -> tirx.Stmt:
+            start = panel.start + g * panel.group
+            return b.seq([*panel.fetch(start), b.loop("rc", panel.group, lambda rc: rows(start + rc))])
+
+        return b.loop("group", panel.count // panel.group, group)
 
     def _input_channel(self, space: Expr, channel: Coordinate, rc: Expr, ri: Expr) -> Coordinate:
         c, inner = self.c, self.c.reduce_block

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tvm import tirx
 
@@ -19,6 +20,8 @@ from layoutsearch.schedule.templates.lanes import Run
 
 # Of the first cache, for the weights of a part; activations and sums stream through the rest.
 _L1_SHARE = 0.75
+# Input channels between two rounds of requests: a core waits for at most a dozen lines at once.
+_GROUP = 16
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class Panel:
         start: first block of input channels of the part.
         count: how many of them.
         last: whether the sums are complete after it.
+        group: blocks of input channels between two calls of `fetch`, a divisor of `count`.
+        fetch: asks for the unit's share of what the next tile of channels needs of a group of blocks.
     """
 
     scratch: tuple[tirx.Buffer, ...]
@@ -59,9 +64,13 @@ class Panel:
     start: Expr
     count: int
     last: bool
+    group: int
+    fetch: Callable[[Expr], list[tirx.Stmt]]
 
     def load(self, number: int, acc: tirx.Buffer, first: Expr, t: Expr, u: Expr, v: Expr, i: Expr) -> tirx.Stmt:
         """Into accumulator element `i` what earlier parts added up for lane `v` of vector `u` of column `first + t`."""
+        if not self.scratch:
+            return b.store(acc, b.const(0, str(acc.dtype)), i)
         return b.store(acc, b.load(self.scratch[number], self._at(number, first, t, u, v)), i)
 
     def save(self, number: int, acc: tirx.Buffer, first: Expr, t: Expr, u: Expr, v: Expr, i: Expr) -> tirx.Stmt:
@@ -93,12 +102,12 @@ class Panels:
         self._last = blocks - (self._parts - 1) * self._most
 
     def emit(
-        self, rows: Callable[[Expr, Expr | None, Panel | None], tirx.Stmt], n: Expr, ahead: Sequence[Run] | None
+        self, rows: Callable[[Expr, Expr | None, Panel], tirx.Stmt], n: Expr, ahead: Sequence[Run] | None
     ) -> tirx.Stmt:
         """The task.
 
         Args:
-            rows: emits a row, or a strip of it, for a part of the reduction (None: all of it).
+            rows: emits a row, or a strip of it, for a part of the reduction.
             n: the batch index.
             ahead: vectors of the next tile of channels; None where there is none.
         """
@@ -121,7 +130,7 @@ class Panels:
 
     def _part(
         self,
-        rows: Callable[[Expr, Expr | None, Panel | None], tirx.Stmt],
+        rows: Callable[[Expr, Expr | None, Panel], tirx.Stmt],
         n: Expr,
         ahead: Sequence[Run] | None,
         scratch: tuple[tirx.Buffer, ...],
@@ -129,39 +138,37 @@ class Panels:
         count: int,
         last: bool,
     ) -> tirx.Stmt:
-        area = self._area
+        area, block = self._area, self._c.reduce_block
+        group = max(g for g in range(1, count + 1) if count % g == 0 and (g == 1 or g * block <= _GROUP))
 
         def unit(at: Expr) -> tirx.Stmt:
             number, bound = b.bind("unit", area.begin + at)
-            panel = None
-            if scratch:
-                base = (at - number if area.strips else at) * area.width
-                panel = Panel(scratch, self._runs, base, start, count, last)
+            base = (at - number if area.strips else at) * area.width
+            fetch = partial(self._fetch, n, number, group, ahead)
+            panel = Panel(scratch, self._runs, base, start, count, last, group, fetch)
             body = rows(0, number, panel) if area.strips else rows(number, None, panel)
-            body = b.seq([*self._fetch(n, number, start, count, ahead), body])
             inside = area.all % area.units == 0
             return b.seq([*bound, body if inside else tirx.IfThenElse(number < area.all, body, None)])
 
         return b.loop("at", area.units, unit)
 
-    def _fetch(self, n: Expr, unit: Expr, start: Expr, count: int, ahead: Sequence[Run] | None) -> list[tirx.Stmt]:
-        """Ask for a unit's share of what the next tile of channels needs for the same part."""
+    def _fetch(self, n: Expr, unit: Expr, group: int, ahead: Sequence[Run] | None, start: Expr) -> list[tirx.Stmt]:
+        """Ask for a unit's share of what the next tile of channels needs of `group` blocks from `start` on."""
         if ahead is None:
             return []
         c, rows, columns = self._c, self._c.rows[0], self._c.columns[0]
-        steps = count * c.reduce_block * rows.taps * columns.taps
+        steps = group * c.reduce_block * rows.taps * columns.taps
         share = -(-steps // self._area.all)
 
         def step(j: Expr) -> tirx.Stmt:
             number = unit * share + j
-            ky, kx, rc, ri = b.unravel(number, (rows.taps, columns.taps, count, c.reduce_block))
+            ky, kx, rc, ri = b.unravel(number, (rows.taps, columns.taps, group, c.reduce_block))
             place, taps = Split(start + rc, c.reduce_block, ri), (rows.kernel(ky, 0), columns.kernel(kx, 0))
-            lines = [
+            return b.seq(
                 b.prefetch(b.buffer_loads(c.weight(n, run.channel(u, 0), place, *taps))[0])
                 for run in ahead
                 for u in range(run.count)
-            ]
-            body = b.seq(lines)
-            return body if steps % self._area.all == 0 else tirx.IfThenElse(number < steps, body, None)
+            )
 
-        return [b.loop("ahead", share, step)]
+        body = b.unrolled("ahead", share, step)
+        return [body if steps % self._area.all == 0 else tirx.IfThenElse((unit + 1) * share <= steps, body, None)]
