@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx
 
+from layoutsearch.bench.metaschedule import MetaScheduleOptions
 from layoutsearch.bench.model import EXTERNAL, bench_model
 from layoutsearch.demo import CLASSIFIER, DETECTOR, fetch_demo_model
 from layoutsearch.errors import LayoutSearchError
@@ -83,11 +84,13 @@ def bench_suite(
     threads: int | None,
     starts: int,
     rounds: int,
+    metaschedule: MetaScheduleOptions | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> list[dict[str, Any]]:
     """One row a model: milliseconds and ratios with intervals, see `bench_model`.
 
-    The best uniform layout is the one that the plan was accepted over, or exported as: `uniform_ms`.
+    The best uniform layout is the one that the plan was accepted over, or exported as: `uniform_ms`. Each model has a
+    folder of its own in MetaSchedule's.
 
     Raises:
         LayoutSearchError: a model has no plan yet; the message says how to make one.
@@ -105,6 +108,7 @@ def bench_suite(
         peers = [*against, *([str(uniform)] if uniform is not None else [])]
         _, data = bench_model(
             str(path), str(plan_path), peers, threads=threads, starts=starts, rounds=rounds,
+            metaschedule=metaschedule.for_model(model.name) if metaschedule else None,
             tell=lambda text, name=model.name: tell(f"{name}: {text}"),  # type: ignore[misc]
         )  # fmt: skip
         rows.append({**_renamed(data, uniform), "model": model.name})

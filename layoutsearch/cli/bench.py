@@ -18,6 +18,7 @@ from layoutsearch.cli.bench_record import record
 from layoutsearch.cli.bench_search import search
 from layoutsearch.cli.bench_solver import solver
 from layoutsearch.cli.bench_suite import suite
+from layoutsearch.cli.options import metaschedule_options, parse_metaschedule
 
 
 @click.group()
@@ -32,15 +33,25 @@ def bench() -> None:
     "--against",
     default="onnxruntime,tvm",
     show_default=True,
-    help="Comma-separated: onnxruntime, openvino, tvm, other plans.",
+    help="Comma-separated: onnxruntime, openvino, tvm, metaschedule, other plans.",
 )
 @click.option("--threads", type=click.IntRange(1), help="Threads of every runtime; the plan's by default.")
 @click.option("--starts", type=click.IntRange(1), default=3, show_default=True, help="Process starts of each.")
 @click.option("--rounds", type=click.IntRange(2), default=8, show_default=True, help="Blocks in each start.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the order of blocks and of the bootstrap.")
+@metaschedule_options
 @click.option("--save", type=click.Path(dir_okay=False), help="Add the result to this JSON-lines file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def model(model: str, plan_path: str, against: str, save: str | None, as_json: bool, **rest: Any) -> None:
+def model(
+    model: str,
+    plan_path: str,
+    against: str,
+    metaschedule_budget: str | None,
+    metaschedule_db: str | None,
+    save: str | None,
+    as_json: bool,
+    **rest: Any,
+) -> None:
     """Time a plan against other runtimes.
 
     Each runs in a process of its own; blocks of runs alternate, and outputs are compared.
@@ -48,11 +59,14 @@ def model(model: str, plan_path: str, against: str, save: str | None, as_json: b
     from layoutsearch.bench.model import append_table, bench_model
 
     names = [name.strip() for name in against.split(",") if name.strip()]
+    peer = parse_metaschedule(metaschedule_budget, metaschedule_db)
     with Console(stderr=True).status("building") as status:
-        result, data = bench_model(model, plan_path, names, tell=status.update, **rest)
+        result, data = bench_model(model, plan_path, names, metaschedule=peer, tell=status.update, **rest)
     if save:
         command = f"layoutsearch bench model {os.path.basename(model)} --plan plan.json --against {against}"
         command += f" --starts {rest['starts']} --rounds {rest['rounds']} --seed {rest['seed']}"
+        if metaschedule_budget:
+            command += f" --metaschedule-budget {metaschedule_budget}"
         append_table(Path(save), data, command)
     if as_json:
         click.echo(json.dumps(data))

@@ -24,7 +24,7 @@ from layoutsearch.materialize.lower import lower
 from layoutsearch.materialize.moves import move
 from layoutsearch.materialize.writer import FunctionWriter
 from layoutsearch.measure.records import canonical_json
-from layoutsearch.model.load import load
+from layoutsearch.model.load import LoadedModel, load
 from layoutsearch.plan.compile import compile, load_for
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.schedule import BUILD_CONFIG, dispatch
@@ -207,10 +207,15 @@ def _loaded(model: str, is_json: bool, stamp: str, shapes: tuple[tuple[str, tupl
     return load(model, dict(shapes) or None)
 
 
+def loaded_for(job: PlanJob) -> LoadedModel:
+    """The model of a job, as it was imported."""
+    return _loaded(job.model, job.is_json, job.stamp, job.shapes)
+
+
 def build_plan(job: PlanJob) -> str:
     """Compile the model with the plan, exactly as a production compile does."""
     plan = LayoutPlan.from_json(job.plan)
-    loaded = load_for(_loaded(job.model, job.is_json, job.stamp, job.shapes), plan)
+    loaded = load_for(loaded_for(job), plan)
     compile(loaded, plan, output=job.output)
     return job.output
 
@@ -221,7 +226,7 @@ def build_reference(job: PlanJob) -> str:
     Only loops are ours: parallel and vectorised in the order they are in, where TVM would leave them scalar, and a
     large model would take minutes.
     """
-    loaded = _loaded(job.model, job.is_json, job.stamp, job.shapes)
+    loaded = loaded_for(job)
     target = tvm.target.Target(job.plan["target"])
     with target:
         legal = relax.transform.LegalizeOps()(loaded.module)
@@ -234,7 +239,7 @@ def build_reference(job: PlanJob) -> str:
 
 def build_stock(job: PlanJob) -> str:
     """Build the untouched module as `tvm.compile` does, with nothing of ours, to compare speed with."""
-    loaded = _loaded(job.model, job.is_json, job.stamp, job.shapes)
+    loaded = loaded_for(job)
     target = tvm.target.Target(job.plan["target"])
     export(tvm.compile(loaded.module, target), job.output, target)
     return job.output
