@@ -105,7 +105,12 @@ def function_name(index: int) -> str:
     return f"kernel_{index}"
 
 
-def _lowered_kernel(job: KernelJob) -> tirx.PrimFunc:
+def lowered_kernel(job: KernelJob) -> tirx.PrimFunc:
+    """The fused kernel of a job, unscheduled.
+
+    Raises:
+        LayoutSearchError: the workload is not one kernel in this candidate.
+    """
     module = tvm.ir.load_json(job.module_json)
     graph = build_graph(module, dict(job.axes))
     if job.candidate:
@@ -138,7 +143,7 @@ def build_kernels(job: KernelJob) -> BuiltKernels:
     """Lower a workload in a candidate's layouts and build the next schedules of it."""
     target = tvm.target.Target(job.target)
     info = TargetInfo.from_target(target, job.threads)
-    func = _lowered_kernel(job)
+    func = lowered_kernel(job)
     if job.only:
         fresh = [Schedule.from_json(json.loads(text)) for text in job.only]
     else:
