@@ -38,6 +38,8 @@ _KERNEL = "layoutsearch.bench.metaschedule_jobs:build_kernel"
 _TRIALS = 1 << 30
 _AT_ONCE = (8, 64)
 """Trials of a task before another may have its turn; the larger is TVM's own default."""
+_POPULATION = 8
+"""Candidates that the search holds for each of those trials, as by TVM's defaults: 512, which take ten seconds."""
 _KERNEL_S = 30.0
 """Limit of one build, TVM's own default."""
 
@@ -97,12 +99,15 @@ def tune(job: PeerJob) -> None:
         ms.relax_integration.extract_tasks(_fused(job, target), target),
         key=lambda task: -float(estimate_tir_flops(task.mod)) * int(task.weight),
     )
+    # At about a second each, the first round over all tasks is to fit the time where it can.
+    at_once = min(_AT_ONCE[1], max(_AT_ONCE[0], int(job.budget_s / max(1, len(tasks)))))
+    strategy = job.strategy
+    if strategy == "evolutionary":
+        strategy = ms.search_strategy.EvolutionarySearch(population_size=_POPULATION * at_once)
     contexts, weights = ms.relax_integration.extracted_tasks_to_tune_contexts(
-        tasks, job.folder, strategy=job.strategy, seed=job.seed, num_threads=job.threads
+        tasks, job.folder, strategy=strategy, seed=job.seed, num_threads=job.threads
     )
     scheduler = ms.task_scheduler.GradientBased(seed=job.seed)
-    # At about a second each, the first round over all tasks is to fit the time where it can.
-    at_once = min(_AT_ONCE[1], max(_AT_ONCE[0], int(job.budget_s / max(1, len(contexts)))))
     with Builder(workers=job.threads, timeout_s=_KERNEL_S, preload=(__name__,)) as builder:
         ms.tune.tune_tasks(
             tasks=contexts,
