@@ -103,7 +103,8 @@ def tune(job: PeerJob) -> None:
     at_once = min(_AT_ONCE[1], max(_AT_ONCE[0], int(job.budget_s / max(1, len(tasks)))))
     strategy = job.strategy
     if strategy == "evolutionary":
-        strategy = ms.search_strategy.EvolutionarySearch(population_size=_POPULATION * at_once)
+        size = _POPULATION * at_once
+        strategy = ms.search_strategy.EvolutionarySearch(population_size=size, init_min_unmeasured=size // 10)
     contexts, weights = ms.relax_integration.extracted_tasks_to_tune_contexts(
         tasks, job.folder, strategy=strategy, seed=job.seed, num_threads=job.threads
     )

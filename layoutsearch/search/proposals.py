@@ -75,7 +75,7 @@ def propose(job: ProposalJob) -> tuple[str, ...]:
 def _context(module: tvm.IRModule, target: tvm.target.Target, seed: int) -> Any:
     rules = ms.space_generator.PostOrderApply(sch_rules="llvm", postprocs="llvm", mutator_probs="llvm")
     strategy = ms.search_strategy.EvolutionarySearch(
-        population_size=_POPULATION, init_min_unmeasured=_POPULATION // 2, genetic_num_iters=_GENERATIONS
+        population_size=_POPULATION, init_min_unmeasured=_POPULATION // 10, genetic_num_iters=_GENERATIONS
     )
     with _no_tensor_intrinsics():
         return ms.TuneContext(
