@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx
 
+from layoutsearch.bench.metaschedule import NAME as METASCHEDULE
 from layoutsearch.bench.metaschedule import MetaScheduleOptions
 from layoutsearch.bench.model import EXTERNAL, bench_model
 from layoutsearch.demo import CLASSIFIER, DETECTOR, fetch_demo_model
@@ -138,12 +139,15 @@ def _renamed(data: Mapping[str, Any], uniform: Path | None) -> dict[str, Any]:
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Geometric means and the worst model, against the better of the other runtimes and against the best uniform."""
+    """Geometric means and the worst model: against the better of the other runtimes, the best uniform, MetaSchedule."""
     best = [r for row in rows if (r := over_best_runtime(row)) is not None]
     uniform = [row["speedup_over_uniform"] for row in rows]
     out = {"over_uniform": _geometric(uniform), "over_uniform_worst": min(uniform)}
     if best:
         out |= {"over_best_runtime": _geometric(best), "over_best_runtime_worst": min(best)}
+    tuned = [row[f"speedup_over_{METASCHEDULE}"] for row in rows if f"speedup_over_{METASCHEDULE}" in row]
+    if tuned:
+        out |= {f"over_{METASCHEDULE}": _geometric(tuned), f"over_{METASCHEDULE}_worst": min(tuned)}
     return {name: round(value, 4) for name, value in out.items()}
 
 
