@@ -84,8 +84,8 @@ class Tuned:
 
 def load(job: PeerJob) -> None:
     """Import the model and what MetaSchedule needs, so that the worker has them when the clock starts."""
-    import tvm.s_tir.tensor_intrin  # noqa: F401
-
+    if job.budget_s:
+        _import_intrinsics()
     loaded_for(job.model)
 
 
@@ -145,6 +145,8 @@ def build(job: PeerJob) -> Tuned:
     target = _target(job)
     module = _fused(job, target)
     database = ms.database.JSONDatabase(work_dir=job.folder)
+    if any(i.kind.name == "Tensorize" for record in database.get_all_tuning_records() for i in record.trace.insts):
+        _import_intrinsics()
     tasks = ms.relax_integration.extract_tasks(module, target)
     tuned = sum(_has_schedule(database, task.mod) for task in tasks)
     with target, database:
@@ -159,6 +161,11 @@ def build(job: PeerJob) -> Tuned:
         executable = tvm.compile(module, target, relax_pipeline=tvm.transform.Sequential(passes))
     export(executable, job.model.output, target)
     return Tuned(len(tasks), tuned, len(database))
+
+
+def _import_intrinsics() -> None:
+    """Registers what traces of quantised kernels use; ten seconds of parsing."""
+    import tvm.s_tir.tensor_intrin  # noqa: F401
 
 
 def repair(folder: Path) -> None:

@@ -70,6 +70,7 @@ def store(tmp_path: Path) -> Iterator[RecordStore]:
         yield store
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["conv", "pool"])
 def test_proposals_are_new_and_right(nodes: dict[str, KernelNode], which: str, tmp_path: Path) -> None:
     kernel = job(nodes[which], tmp_path / "k.so")
