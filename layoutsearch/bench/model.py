@@ -12,6 +12,8 @@ from typing import Any
 import onnx
 
 from layoutsearch.bench.compare import BenchResult, run_comparison
+from layoutsearch.bench.metaschedule import NAME as METASCHEDULE
+from layoutsearch.bench.metaschedule import MetaScheduleOptions, build_peer
 from layoutsearch.bench.runtimes import RuntimeSpec
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.measure.builder import Builder
@@ -24,7 +26,7 @@ from layoutsearch.targets import architecture, local_architecture, runs_here
 
 EXTERNAL = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 """Runtimes that read the ONNX file themselves."""
-PEERS = (*EXTERNAL, "tvm")
+PEERS = (*EXTERNAL, "tvm", METASCHEDULE)
 BUILD_S = 900.0
 _SAMPLES = 3
 
@@ -38,9 +40,13 @@ def bench_model(
     starts: int = 3,
     rounds: int = 8,
     seed: int = 0,
+    metaschedule: MetaScheduleOptions | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> tuple[BenchResult, dict[str, Any]]:
-    """Compare the plan with each of `against`: `onnxruntime`, `openvino`, `tvm` (its default build) or a plan.json.
+    """Compare the plan with each of `against`.
+
+    That is `onnxruntime`, `openvino`, `tvm` (its default build), `metaschedule` (its build after tuning every kernel,
+    as the options for it say) or a plan.json.
 
     Returns:
         The result, and a JSON object with times in milliseconds and ratios with intervals.
@@ -65,14 +71,23 @@ def bench_model(
     path = str(Path(model).resolve())
     shapes = tuple((i.name, tuple(i.shape)) for i in loaded.inputs)
     with tempfile.TemporaryDirectory(prefix="layoutsearch-") as folder:
+        facts: dict[str, Any] = {}
+        built: dict[str, str] = {}
+        if METASCHEDULE in others:
+            # Alone, before anything else is built: it times kernels.
+            tell("tuning by MetaSchedule")
+            job = plan_job(path, shapes, plan, f"{folder}/metaschedule.so")
+            peer = build_peer(job, count, metaschedule or MetaScheduleOptions(), Path(folder))
+            built[METASCHEDULE], facts = peer.library, peer.facts
+            tell("building")
         with Builder(workers=2) as builder:
             futures = {"plan": builder.submit(PLAN, plan_job(path, shapes, plan, f"{folder}/plan.so"), BUILD_S)}
             for number, (name, other) in enumerate(others.items()):
-                if name not in EXTERNAL:
+                if name not in EXTERNAL and name not in built:
                     what = STOCK if other is None else PLAN
                     job = plan_job(path, shapes, other or plan, f"{folder}/other_{number}.so")
                     futures[name] = builder.submit(what, job, BUILD_S)
-            built = {name: future.result().get() for name, future in futures.items()}
+            built |= {name: future.result().get() for name, future in futures.items()}
         specs = {"plan": RuntimeSpec("tvm", built["plan"], count, samples)}
         for name in others:
             if name in EXTERNAL:
@@ -81,10 +96,10 @@ def bench_model(
             else:
                 specs[name] = RuntimeSpec("tvm", built[name], count, samples)
         # The reference for the outputs comes last: a runtime that is not ours where there is one.
-        reference = next((n for n in (*EXTERNAL, "tvm") if n in specs), "plan")
+        reference = next((n for n in PEERS if n in specs), "plan")
         ordered = {**{n: s for n, s in specs.items() if n != reference}, reference: specs[reference]}
         result = run_comparison(ordered, starts=starts, rounds=rounds, seed=seed, tell=tell)
-    return result, _as_json(loaded.name, count, result)
+    return result, {**_as_json(loaded.name, count, result), **facts}
 
 
 def _plan_file(name: str) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 
 import onnx
 
+from layoutsearch.bench.metaschedule import NAME as METASCHEDULE
+from layoutsearch.bench.metaschedule import MetaScheduleOptions
 from layoutsearch.bench.model import EXTERNAL, bench_model
 from layoutsearch.demo import CLASSIFIER, DETECTOR, fetch_demo_model
 from layoutsearch.errors import LayoutSearchError
@@ -83,11 +85,13 @@ def bench_suite(
     threads: int | None,
     starts: int,
     rounds: int,
+    metaschedule: MetaScheduleOptions | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> list[dict[str, Any]]:
     """One row a model: milliseconds and ratios with intervals, see `bench_model`.
 
-    The best uniform layout is the one that the plan was accepted over, or exported as: `uniform_ms`.
+    The best uniform layout is the one that the plan was accepted over, or exported as: `uniform_ms`. Each model has a
+    folder of its own in MetaSchedule's.
 
     Raises:
         LayoutSearchError: a model has no plan yet; the message says how to make one.
@@ -105,6 +109,7 @@ def bench_suite(
         peers = [*against, *([str(uniform)] if uniform is not None else [])]
         _, data = bench_model(
             str(path), str(plan_path), peers, threads=threads, starts=starts, rounds=rounds,
+            metaschedule=metaschedule.for_model(model.name) if metaschedule else None,
             tell=lambda text, name=model.name: tell(f"{name}: {text}"),  # type: ignore[misc]
         )  # fmt: skip
         rows.append({**_renamed(data, uniform), "model": model.name})
@@ -134,12 +139,15 @@ def _renamed(data: Mapping[str, Any], uniform: Path | None) -> dict[str, Any]:
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Geometric means and the worst model, against the better of the other runtimes and against the best uniform."""
+    """Geometric means and the worst model: against the better of the other runtimes, the best uniform, MetaSchedule."""
     best = [r for row in rows if (r := over_best_runtime(row)) is not None]
     uniform = [row["speedup_over_uniform"] for row in rows]
     out = {"over_uniform": _geometric(uniform), "over_uniform_worst": min(uniform)}
     if best:
         out |= {"over_best_runtime": _geometric(best), "over_best_runtime_worst": min(best)}
+    tuned = [row[f"speedup_over_{METASCHEDULE}"] for row in rows if f"speedup_over_{METASCHEDULE}" in row]
+    if tuned:
+        out |= {f"over_{METASCHEDULE}": _geometric(tuned), f"over_{METASCHEDULE}_worst": min(tuned)}
     return {name: round(value, 4) for name, value in out.items()}
 
 

@@ -19,6 +19,7 @@ from layoutsearch.cli.bench_record import record
 from layoutsearch.cli.bench_search import search
 from layoutsearch.cli.bench_solver import solver
 from layoutsearch.cli.bench_suite import suite
+from layoutsearch.cli.options import metaschedule_options, parse_metaschedule
 from layoutsearch.errors import LayoutSearchError
 
 
@@ -34,7 +35,7 @@ def bench() -> None:
     "--against",
     default="onnxruntime,tvm",
     show_default=True,
-    help="Comma-separated: onnxruntime, openvino, tvm, other plans.",
+    help="Comma-separated: onnxruntime, openvino, tvm, metaschedule, other plans.",
 )
 @click.option("--threads", type=click.IntRange(1), help="Threads of every runtime; the plan's by default.")
 @click.option("--starts", type=click.IntRange(1), default=3, show_default=True, help="Process starts of each.")
@@ -42,6 +43,7 @@ def bench() -> None:
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the order of blocks and of the bootstrap.")
 @click.option("--per-op", is_flag=True, help="Time each kernel within the model instead, as shares of the peak.")
 @click.option("--roofline", metavar="FILE", help="With --per-op, and draw a roofline; .png or .svg.")
+@metaschedule_options
 @click.option("--save", type=click.Path(dir_okay=False), help="Add the result to this JSON-lines file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.pass_context
@@ -50,6 +52,8 @@ def model(
     model: str,
     plan_path: str,
     against: str,
+    metaschedule_budget: str | None,
+    metaschedule_db: str | None,
     per_op: bool,
     roofline: str | None,
     save: str | None,
@@ -62,18 +66,21 @@ def model(
     kernels are timed within the model, and compared with the device as `layoutsearch device calibrate` found it.
     """
     if per_op or roofline is not None:
-        _refuse_given(context, "against", "seed", "save")
+        _refuse_given(context, "against", "seed", "save", "metaschedule_budget", "metaschedule_db")
         how = {name: rest[name] for name in ("threads", "starts", "rounds")}
         time_kernels(model, plan_path, roofline, as_json, **how)
         return
     from layoutsearch.bench.model import append_table, bench_model
 
     names = [name.strip() for name in against.split(",") if name.strip()]
+    peer = parse_metaschedule(metaschedule_budget, metaschedule_db)
     with Console(stderr=True).status("building") as status:
-        result, data = bench_model(model, plan_path, names, tell=status.update, **rest)
+        result, data = bench_model(model, plan_path, names, metaschedule=peer, tell=status.update, **rest)
     if save:
         command = f"layoutsearch bench model {os.path.basename(model)} --plan plan.json --against {against}"
         command += f" --starts {rest['starts']} --rounds {rest['rounds']} --seed {rest['seed']}"
+        if metaschedule_budget:
+            command += f" --metaschedule-budget {metaschedule_budget}"
         append_table(Path(save), data, command)
     if as_json:
         click.echo(json.dumps(data))
@@ -93,7 +100,8 @@ def _refuse_given(context: click.Context, *names: str) -> None:
     """Options that mean nothing where only the plan is timed."""
     for name in names:
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            raise LayoutSearchError(f"--{name} belongs to a comparison; --per-op times the plan alone: leave one out")
+            option = "--" + name.replace("_", "-")
+            raise LayoutSearchError(f"{option} belongs to a comparison; --per-op times the plan alone: leave one out")
 
 
 bench.add_command(acceptance)

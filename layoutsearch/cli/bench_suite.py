@@ -9,6 +9,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from layoutsearch.cli.options import metaschedule_options, parse_metaschedule
+
 
 @click.command("suite")
 @click.option("--models", type=click.Path(file_okay=False), default="models", show_default=True, help="ONNX files.")
@@ -24,6 +26,7 @@ from rich.table import Table
 @click.option("--threads", type=click.IntRange(1), help="Threads of every runtime; each plan's by default.")
 @click.option("--starts", type=click.IntRange(1), default=4, show_default=True, help="Process starts of each.")
 @click.option("--rounds", type=click.IntRange(2), default=6, show_default=True, help="Blocks in each start.")
+@metaschedule_options
 @click.option("--out", type=click.Path(file_okay=False), default="results/bench/suite", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def suite(
@@ -34,6 +37,8 @@ def suite(
     threads: int | None,
     starts: int,
     rounds: int,
+    metaschedule_budget: str | None,
+    metaschedule_db: str | None,
     out: str,
     as_json: bool,
 ) -> None:
@@ -42,10 +47,12 @@ def suite(
 
     wanted = chosen([name.strip() for name in only.split(",") if name.strip()])
     names = [name.strip() for name in against.split(",") if name.strip()]
+    peer = parse_metaschedule(metaschedule_budget, metaschedule_db)
     with Console(stderr=True).status("building") as status:
         rows = bench_suite(
-            wanted, Path(models), Path(plans), names, threads=threads, starts=starts, rounds=rounds, tell=status.update
-        )
+            wanted, Path(models), Path(plans), names, threads=threads, starts=starts, rounds=rounds,
+            metaschedule=peer, tell=status.update,
+        )  # fmt: skip
     write_csv(rows, Path(out) / "suite.csv")
     if as_json:
         click.echo(json.dumps({"targets": TARGETS, "summary": summary(rows), "models": rows}))

@@ -44,6 +44,13 @@ def cli() -> None:
     show_default=True,
     help="What proposes assignments; all but solver are Optuna's own.",
 )
+@click.option(
+    "--kernel-tuner",
+    type=click.Choice(["template", "metaschedule", "both"]),
+    default="template",
+    show_default=True,
+    help="Source of schedules: metaschedule has TVM's search where there is no template, both let them race.",
+)
 @click.option("--storage", metavar="FILE|URL", help="Of the Optuna study; OUT/study.journal by default.")
 @click.option("--replay", type=click.Path(dir_okay=False), help="A recorded table in the place of the device.")
 @click.option(

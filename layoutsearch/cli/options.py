@@ -3,9 +3,42 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from layoutsearch.errors import LayoutSearchError
+
+if TYPE_CHECKING:
+    from layoutsearch.bench.metaschedule import MetaScheduleOptions
+
+
+def metaschedule_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The two options of benches that may have MetaSchedule as a peer."""
+    budget = click.option(
+        "--metaschedule-budget", metavar="120s|8h", help="Time MetaSchedule tunes each model for, as a peer."
+    )
+    database = click.option(
+        "--metaschedule-db",
+        type=click.Path(file_okay=False),
+        help="Folder of its database: used as it is without a budget, else tuned further.",
+    )
+    return budget(database(command))
+
+
+def parse_metaschedule(budget: str | None, database: str | None) -> MetaScheduleOptions:
+    """What `metaschedule_options` give.
+
+    Raises:
+        LayoutSearchError: the budget is no duration.
+    """
+    from layoutsearch.bench.metaschedule import MetaScheduleOptions
+    from layoutsearch.search.budget import parse_duration
+
+    seconds = None if budget is None else parse_duration(budget, "--metaschedule-budget")
+    return MetaScheduleOptions(seconds, Path(database).resolve() if database else None)
 
 
 def parse_target(text: str | None) -> Any:

@@ -135,7 +135,7 @@ def apply_plan(module: tvm.IRModule, plan: LayoutPlan, target: tvm.target.Target
     lowered = lower(materialized.module, target)
     schedules = {by.name: op.schedule for op in plan.ops if op.schedule for by in graph.ops if by.id == op.id}
     info = TargetInfo.from_target(target, plan.threads)
-    scheduled, slow = schedule_kernels(lowered, schedules, info)
+    scheduled, slow = schedule_kernels(lowered, schedules, info, ids)
     return Applied(scheduled, materialized, lowered, slow, graph, assignment)
 
 
@@ -148,12 +148,13 @@ def tensor_id(tensor: str, ids: Mapping[str, str]) -> str:
 
 
 def schedule_kernels(
-    lowered: Lowered, schedules: Mapping[str, Schedule], target: TargetInfo
+    lowered: Lowered, schedules: Mapping[str, Schedule], target: TargetInfo, ids: Mapping[str, str] | None = None
 ) -> tuple[tvm.IRModule, dict[str, list[str]]]:
     """Schedule every kernel: as `schedules` say for the bound variable of its root, else by default.
 
     Raises:
         PlanError: equal kernels with different schedules.
+        ScheduleError: a schedule does not fit its kernel; the message names the operator as `ids` do.
     """
     chosen: dict[str, Schedule] = {}
     for kernel in lowered.kernels:
@@ -163,10 +164,15 @@ def schedule_kernels(
         if found:
             chosen[kernel.function] = found.pop()
     functions, slow = {}, {}
+    roots = {kernel.function: kernel.groups[0][0] for kernel in lowered.kernels}
     for gv, function in lowered.module.functions_items():
         if isinstance(function, tirx.PrimFunc):
             schedule = chosen.get(gv.name_hint) or default_schedule(function, target)
-            function = apply_schedule(function, schedule, target)
+            root = roots.get(gv.name_hint, gv.name_hint)
+            try:
+                function = apply_schedule(function, schedule, target)
+            except ScheduleError as error:
+                raise ScheduleError(f"op {(ids or {}).get(root, root)}: {error}") from None
             reports = audit(function)
             if reports:
                 slow[gv.name_hint] = reports

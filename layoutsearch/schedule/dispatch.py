@@ -8,6 +8,7 @@ from typing import Protocol
 from tvm import tirx
 
 from layoutsearch.schedule import builder as b
+from layoutsearch.schedule import metaschedule
 from layoutsearch.schedule.anatomy import Anatomy, Epilogue, Opaque, Stage, epilogue
 from layoutsearch.schedule.contraction import Contraction, contraction
 from layoutsearch.schedule.target import TargetInfo
@@ -68,6 +69,8 @@ def apply(func: tirx.PrimFunc, schedule: Schedule, target: TargetInfo) -> tirx.P
     Raises:
         ScheduleError: the schedule does not fit the kernel.
     """
+    if schedule.template == metaschedule.NAME:
+        return metaschedule.apply(func, schedule)
     if schedule.template == "reshape":
         if not reshape.is_reshape(func):
             raise ScheduleError("schedule template reshape needs a kernel that only reshapes, this one computes")

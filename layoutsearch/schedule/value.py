@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from layoutsearch.errors import LayoutSearchError, PlanError
+from layoutsearch.schedule.trace import trace_text
 
 Param = int | str
 
@@ -21,14 +23,17 @@ class TemplateSpec:
 
     Attributes:
         version: Raised whenever the same parameters come to mean another kernel, one that plans did not ask for.
-        params: Name -> allowed strings, or (lowest, highest) integer.
+        params: Name -> allowed strings, (lowest, highest) integer, or `TRACE`.
         revision: Raised whenever the same kernel is emitted better: plans stand, measurements do not.
     """
 
     version: int
-    params: Mapping[str, tuple[str, ...] | tuple[int, int]]
+    params: Mapping[str, tuple[str, ...] | tuple[int, int] | tuple[()]]
     revision: int = 0
 
+
+TRACE: tuple[()] = ()
+"""What a parameter may be that is a trace of MetaSchedule: as text in the value, as lists in JSON."""
 
 TEMPLATES: dict[str, TemplateSpec] = {
     "channels": TemplateSpec(
@@ -48,6 +53,7 @@ TEMPLATES: dict[str, TemplateSpec] = {
     "loops": TemplateSpec(1, {}, revision=1),
     "reshape": TemplateSpec(1, {}),
     "stack": TemplateSpec(1, {}),
+    "metaschedule": TemplateSpec(1, {"trace": TRACE}),
 }
 
 
@@ -58,7 +64,7 @@ class Schedule:
     Attributes:
         template: Name of the template.
         version: The template's version the decisions were made for.
-        params: (name, small integer or word) pairs, sorted by name.
+        params: (name, small integer, word or trace) pairs, sorted by name.
     """
 
     template: str
@@ -84,7 +90,9 @@ class Schedule:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the plan."""
-        return {"template": self.template, "version": self.version, "params": dict(self.params)}
+        allowed = TEMPLATES[self.template].params
+        params = {k: json.loads(str(v)) if allowed[k] == TRACE else v for k, v in self.params}
+        return {"template": self.template, "version": self.version, "params": params}
 
     @classmethod
     def from_json(cls, data: Any) -> Schedule:
@@ -110,14 +118,16 @@ class Schedule:
         if unknown or missing:
             what = f"unknown parameter {unknown[0]!r}" if unknown else f"missing parameter {missing[0]!r}"
             raise PlanError(f"schedule template {name}: {what}; it takes {', '.join(spec.params) or 'none'}")
-        for key, value in params.items():
-            _check(name, key, value, spec.params[key])
-        return cls(name, version, tuple(sorted(params.items())))
+        found = {key: _checked(name, key, value, spec.params[key]) for key, value in params.items()}
+        return cls(name, version, tuple(sorted(found.items())))
 
 
-def _check(template: str, key: str, value: Any, allowed: tuple[Any, ...]) -> None:
+def _checked(template: str, key: str, value: Any, allowed: tuple[Any, ...]) -> Param:
+    if allowed == TRACE:
+        return trace_text(value)
     if isinstance(allowed[0], str):
         if value not in allowed:
             raise PlanError(f"schedule template {template}: {key}={value!r}, expected one of {', '.join(allowed)}")
     elif isinstance(value, bool) or not isinstance(value, int) or not allowed[0] <= value <= allowed[1]:
         raise PlanError(f"schedule template {template}: {key}={value!r}, expected {allowed[0]}..{allowed[1]}")
+    return value

@@ -33,6 +33,7 @@ def tune(
     seed: int = 0,
     sampler: str = "solver",
     storage: str | None = None,
+    kernel_tuner: str = "template",
     inputs: Sequence[Sequence[np.ndarray]] | None = None,
     reporter: Reporter | None = None,
 ) -> LayoutPlan:
@@ -53,6 +54,8 @@ def tune(
         seed: of all that is drawn.
         sampler: what proposes assignments: `solver`, or Optuna's `tpe`, `random` or `nsga2`.
         storage: of the Optuna study: a journal file or a database URL; `<out>/study.journal` if None.
+        kernel_tuner: where schedules come from: `template`, `metaschedule` (TVM's search, for kernels that have no
+            template but generic loops) or `both` (for all kernels, in a race with their templates).
         inputs: sets of input arrays to validate with, in the model's order; made up where None.
         reporter: told of progress.
 
@@ -75,6 +78,7 @@ def tune(
         seed=seed,
         sampler=sampler,
         storage=storage,
+        kernel_tuner=kernel_tuner,
         inputs=inputs,
     )
     result = run_tune(model, options, reporter)

@@ -11,7 +11,7 @@ from layoutsearch.errors import LayoutSearchError
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-def parse_duration(text: str) -> float:
+def parse_duration(text: str, option: str = "--time-budget") -> float:
     """Seconds of `90s`, `10m`, `8h`, `1h30m` or a plain number of seconds.
 
     Raises:
@@ -20,10 +20,10 @@ def parse_duration(text: str) -> float:
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
     units_left_out = len(parts) > 1 and not all(unit for _, unit in parts)
     if not parts or "".join(n + u for n, u in parts) != text.strip() or units_left_out:
-        raise LayoutSearchError(f"--time-budget {text!r} is not a duration; write it like 90s, 10m, 8h or 1h30m")
+        raise LayoutSearchError(f"{option} {text!r} is not a duration; write it like 90s, 10m, 8h or 1h30m")
     seconds = sum(float(n) * _UNITS[u or "s"] for n, u in parts)
     if seconds <= 0:
-        raise LayoutSearchError(f"--time-budget {text!r} leaves no time; give at least 1s")
+        raise LayoutSearchError(f"{option} {text!r} leaves no time; give at least 1s")
     return seconds
 
 

@@ -25,7 +25,7 @@ from layoutsearch.materialize.moves import move
 from layoutsearch.materialize.writer import FunctionWriter
 from layoutsearch.measure.marks import MARK
 from layoutsearch.measure.records import canonical_json
-from layoutsearch.model.load import load
+from layoutsearch.model.load import LoadedModel, load
 from layoutsearch.plan.apply import target_of
 from layoutsearch.plan.compile import apply_to, build_executable, compile, load_for
 from layoutsearch.plan.plan import LayoutPlan
@@ -109,7 +109,12 @@ def function_name(index: int) -> str:
     return f"kernel_{index}"
 
 
-def _lowered_kernel(job: KernelJob) -> tirx.PrimFunc:
+def lowered_kernel(job: KernelJob) -> tirx.PrimFunc:
+    """The fused kernel of a job, unscheduled.
+
+    Raises:
+        LayoutSearchError: the workload is not one kernel in this candidate.
+    """
     module = tvm.ir.load_json(job.module_json)
     graph = build_graph(module, dict(job.axes))
     if job.candidate:
@@ -142,7 +147,7 @@ def build_kernels(job: KernelJob) -> BuiltKernels:
     """Lower a workload in a candidate's layouts and build the next schedules of it."""
     target = tvm.target.Target(job.target)
     info = TargetInfo.from_target(target, job.threads)
-    func = _lowered_kernel(job)
+    func = lowered_kernel(job)
     if job.only:
         fresh = [Schedule.from_json(json.loads(text)) for text in job.only]
     else:
@@ -211,10 +216,15 @@ def _loaded(model: str, is_json: bool, stamp: str, shapes: tuple[tuple[str, tupl
     return load(model, dict(shapes) or None)
 
 
+def loaded_for(job: PlanJob) -> LoadedModel:
+    """The model of a job, as it was imported."""
+    return _loaded(job.model, job.is_json, job.stamp, job.shapes)
+
+
 def build_plan(job: PlanJob) -> str:
     """Compile the model with the plan, exactly as a production compile does."""
     plan = LayoutPlan.from_json(job.plan)
-    loaded = load_for(_loaded(job.model, job.is_json, job.stamp, job.shapes), plan)
+    loaded = load_for(loaded_for(job), plan)
     compile(loaded, plan, output=job.output)
     return job.output
 
@@ -251,7 +261,7 @@ def build_reference(job: PlanJob) -> str:
     Only loops are ours: parallel and vectorised in the order they are in, where TVM would leave them scalar, and a
     large model would take minutes.
     """
-    loaded = _loaded(job.model, job.is_json, job.stamp, job.shapes)
+    loaded = loaded_for(job)
     target = tvm.target.Target(job.plan["target"])
     with target:
         legal = relax.transform.LegalizeOps()(loaded.module)
@@ -264,7 +274,7 @@ def build_reference(job: PlanJob) -> str:
 
 def build_stock(job: PlanJob) -> str:
     """Build the untouched module as `tvm.compile` does, with nothing of ours, to compare speed with."""
-    loaded = _loaded(job.model, job.is_json, job.stamp, job.shapes)
+    loaded = loaded_for(job)
     target = tvm.target.Target(job.plan["target"])
     export(tvm.compile(loaded.module, target), job.output, target)
     return job.output

@@ -25,7 +25,9 @@ from layoutsearch.search.budget import Budget
 from layoutsearch.search.jobs import KERNELS, TRANSFORM, BuiltKernels, KernelJob, TransformJob, function_name
 from layoutsearch.search.known import WHOLE, Known, Request
 from layoutsearch.search.memory import LabMemory
+from layoutsearch.search.proposals import PROPOSE, ProposalJob
 from layoutsearch.search.reporter import Reporter
+from layoutsearch.search.tuners import NO_MORE, KernelTuner, is_proposed
 from layoutsearch.search.workloads import Workload
 
 _BATCH = 32
@@ -39,6 +41,7 @@ class KernelLab:
     """Builds, times, records and remembers kernels. One per run.
 
     With `began`, a mark of the store, what was recorded later is recalled when it is asked for; see `LabMemory`.
+    `tuner` says where schedules come from.
     """
 
     def __init__(
@@ -52,10 +55,11 @@ class KernelLab:
         budget: Budget,
         reporter: Reporter,
         began: int | None = None,
+        tuner: KernelTuner = KernelTuner.TEMPLATE,
     ) -> None:
         self._device, self._builder, self._store, self._context = device, builder, store, context
         self._target, self._folder, self._budget, self._reporter = target, folder, budget, reporter
-        self._memory = LabMemory(store, context, began)
+        self._memory, self._tuner = LabMemory(store, context, began, tuner), tuner
         self._described: set[str] = set()
         self._files = itertools.count()
         self.measured = 0
@@ -84,16 +88,47 @@ class KernelLab:
         self._describe({r.workload.key: r.workload for r in requests})
         self.recall(requests)
         todo = [r for r in requests if self._missing(r) > 0]
-        for batch in _batches(todo):
-            if self._budget.over(reserve_s):
-                return
-            jobs = [(r, self._builder.submit(KERNELS, self._kernel_job(r, self._missing(r)), _BUILD_S)) for r in batch]
-            if not self._all_built([f for _, f in jobs], reserve_s):
-                return
-            for request, future in jobs:
-                if self._budget.over(reserve_s):
+        while todo:
+            before = [self._progress(r) for r in todo]
+            for batch in _batches(todo):
+                if not self._measure_batch(batch, reserve_s):
                     return
-                self._finish_kernel(request, future)
+            # What a kernel's first schedule is decides whether MetaSchedule is asked for the others.
+            moved = [r for r, was in zip(todo, before, strict=True) if self._progress(r) != was]
+            todo = [r for r in moved if self._missing(r) > 0] if self._tuner is not KernelTuner.TEMPLATE else []
+
+    def _measure_batch(self, batch: Sequence[Request], reserve_s: float) -> bool:
+        """Build and time the next schedules of some requests; False if the budget was over first."""
+        if self._budget.over(reserve_s):
+            return False
+        shares = [self._tuner.shares(self.of(r.workload, r.choice), self._missing(r)) for r in batch]
+        jobs = [
+            (r, self._builder.submit(KERNELS, self._kernel_job(r, count), _BUILD_S))
+            for r, (count, _) in zip(batch, shares, strict=True)
+            if count
+        ]
+        asked = [
+            (r, self._builder.submit(PROPOSE, self._proposal_job(r, count), _BUILD_S), count)
+            for r, (_, count) in zip(batch, shares, strict=True)
+            if count
+        ]
+        if not self._all_built([f for _, f in jobs] + [f for _, f, _ in asked], reserve_s):
+            return False
+        found = [(r, self._proposed(r, f.result(), count)) for r, f, count in asked]
+        built = [
+            (r, only, self._builder.submit(KERNELS, self._only_job(r, only), _BUILD_S)) for r, only in found if only
+        ]
+        if not self._all_built([f for _, _, f in built], reserve_s):
+            return False
+        for request, future in jobs:
+            if self._budget.over(reserve_s):
+                return False
+            self._finish_kernel(request, future)
+        for request, only, future in built:
+            if self._budget.over(reserve_s):
+                return False
+            self._finish_proposals(request, only, future.result())
+        return True
 
     def refine(self, requests: Sequence[Request], repeat: int, reserve_s: float = 0.0) -> None:
         """Time the `tries` fastest schedules of each request again, `repeat` samples each.
@@ -110,8 +145,7 @@ class KernelLab:
             jobs = []
             for request in batch:
                 only = self._unrefined(request)
-                job = replace(self._kernel_job(request, len(only)), only=only)
-                jobs.append((request, self._builder.submit(KERNELS, job, _BUILD_S)))
+                jobs.append((request, self._builder.submit(KERNELS, self._only_job(request, only), _BUILD_S)))
             if not self._all_built([f for _, f in jobs], reserve_s):
                 return
             for request, future in jobs:
@@ -159,6 +193,38 @@ class KernelLab:
     def _missing(self, request: Request) -> int:
         known = self.of(request.workload, request.choice)
         return 0 if known.closed else request.tries - len(known.tries)
+
+    def _progress(self, request: Request) -> tuple[int, bool, bool]:
+        known = self.of(request.workload, request.choice)
+        return len(known.tries), known.spent, known.closed
+
+    def _proposed(self, request: Request, result: BuildResult, count: int) -> tuple[str, ...]:
+        """The schedules that MetaSchedule proposed; that there are no more, or that it failed, is a record."""
+        found: tuple[str, ...] = result.value if result.ok else ()
+        if len(found) < count:
+            status = Status.INFEASIBLE if result.ok else result.status
+            workload, candidate = request.workload.key, choice_text(request.choice)
+            self._add(workload, candidate, NO_MORE, Measurement(status, (), result.error, result.wall_s))
+        if not result.ok:
+            what = f"{request.workload.summary} {choice_text(request.choice)}"
+            self._reporter.note(f"{what}: MetaSchedule: {result.status.value}: {result.error}")
+        return found
+
+    def _finish_proposals(self, request: Request, only: tuple[str, ...], result: BuildResult) -> None:
+        """Time what MetaSchedule proposed; where the build of several failed, each by itself."""
+        workload, candidate = request.workload.key, choice_text(request.choice)
+        what = f"{request.workload.summary} {candidate}"
+        for_toolchain = result.error.startswith(ToolchainError.__name__)
+        if result.ok or for_toolchain:
+            self._record_built(workload, candidate, result, what, request.workload)
+        elif len(only) == 1:
+            self._add(workload, candidate, only[0], Measurement(result.status, (), result.error, result.wall_s))
+            self._reporter.note(f"{what}: {result.status.value}: {result.error}")
+            self._reporter.step(what)
+        else:
+            for schedule in only:
+                alone = self._builder.submit(KERNELS, self._only_job(request, (schedule,)), _BUILD_S).result()
+                self._finish_proposals(request, (schedule,), alone)
 
     def _finish_kernel(self, request: Request, future: Future[BuildResult]) -> None:
         workload, candidate = request.workload.key, choice_text(request.choice)
@@ -234,6 +300,14 @@ class KernelLab:
             count=count,
             output=self._output(),
         )
+
+    def _only_job(self, request: Request, only: tuple[str, ...]) -> KernelJob:
+        return replace(self._kernel_job(request, len(only)), only=only)
+
+    def _proposal_job(self, request: Request, count: int) -> ProposalJob:
+        tries = self.of(request.workload, request.choice).tries
+        measured = tuple((s, m.median_us) for s, m in tries.items() if is_proposed(s) and s != NO_MORE)
+        return ProposalJob(self._kernel_job(request, count), measured, count)
 
     def _transform_job(self, key: TransformKey) -> TransformJob:
         return TransformJob(

@@ -22,11 +22,13 @@ class Known:
     Attributes:
         tries: measurement by schedule (canonical JSON).
         closed: whether no further schedule will be tried; `reason` says why if that is a failure.
+        spent: whether the template has no further schedule; another source of schedules may have.
     """
 
     tries: dict[str, Measurement] = field(default_factory=dict)
     closed: bool = False
     reason: str = ""
+    spent: bool = False
 
     @property
     def ranked(self) -> list[tuple[str, float]]:

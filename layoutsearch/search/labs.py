@@ -24,6 +24,7 @@ from layoutsearch.search.known import Lab
 from layoutsearch.search.reference import reference_key
 from layoutsearch.search.reporter import Reporter
 from layoutsearch.search.setup import ModelSetup, template_versions
+from layoutsearch.search.tuners import KernelTuner
 from layoutsearch.search.whole import MAX_REL_ERROR, Whole, WholeLab
 from layoutsearch.targets import default_threads
 
@@ -44,6 +45,7 @@ class Workplace:
         budget: when to stop.
         reporter: told of progress.
         max_rel_error: plans that are off by more, over the range of an output, are refused.
+        tuner: where schedules come from.
     """
 
     folder: Path
@@ -54,6 +56,7 @@ class Workplace:
     budget: Budget
     reporter: Reporter
     max_rel_error: float = MAX_REL_ERROR
+    tuner: KernelTuner = KernelTuner.TEMPLATE
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,9 @@ class DeviceSource:
             profile = _profile(device, setup, place)
             context = setup.context(identity, templates)
             target, budget, reporter = target_json(setup.target), place.budget, place.reporter
-            lab = KernelLab(device, builder, place.store, context, target, place.folder, budget, reporter, place.began)
+            lab = KernelLab(
+                device, builder, place.store, context, target, place.folder, budget, reporter, place.began, place.tuner
+            )
             key = reference_key(setup.loaded, setup.fingerprint, place.samples)
             reference = (place.out / "reference.npz", key)
             whole = WholeLab(

@@ -12,6 +12,7 @@ from collections import deque
 from layoutsearch.measure.records import KernelRecord, RecordContext, RecordStore
 from layoutsearch.measure.results import Measurement
 from layoutsearch.search.known import WHOLE, Known
+from layoutsearch.search.tuners import KernelTuner
 
 
 class LabMemory:
@@ -21,10 +22,17 @@ class LabMemory:
         store: keeps the records; nothing is kept without one.
         context: of the records.
         began: mark of the store when the run began; what came later is recalled. None where all is known at once.
+        tuner: whether a candidate whose template has no further schedule is closed.
     """
 
-    def __init__(self, store: RecordStore | None, context: RecordContext, began: int | None = None) -> None:
-        self._store, self._context, self._began = store, context, began
+    def __init__(
+        self,
+        store: RecordStore | None,
+        context: RecordContext,
+        began: int | None = None,
+        tuner: KernelTuner = KernelTuner.TEMPLATE,
+    ) -> None:
+        self._store, self._context, self._began, self._tuner = store, context, began, tuner
         self._known: dict[tuple[str, str], Known] = {}
         self._waiting: dict[tuple[str, str], deque[KernelRecord]] = {}
         self._loaded: set[str] = set()
@@ -78,6 +86,7 @@ class LabMemory:
     def _take(self, record: KernelRecord) -> None:
         known = self._known.setdefault((record.workload, record.candidate), Known())
         if record.schedule == WHOLE:
-            known.closed, known.reason = True, record.measurement.error
+            known.spent, known.reason = True, record.measurement.error
         else:
             known.tries[record.schedule] = record.measurement
+        known.closed = known.spent and (bool(known.reason) or not self._tuner.goes_on(known))

@@ -13,6 +13,7 @@ import tvm
 
 from layoutsearch.layout.space import SearchSpace
 from layoutsearch.plan.plan import LayoutPlan
+from layoutsearch.search.tuners import KernelTuner
 from layoutsearch.search.whole import MAX_REL_ERROR
 
 DEFAULT_TRIALS = 8
@@ -90,3 +91,4 @@ class TuneOptions:
     storage: str | None = None
     inputs: Sequence[Sequence[np.ndarray]] | None = None
     max_rel_error: float = MAX_REL_ERROR
+    kernel_tuner: str = KernelTuner.TEMPLATE.value

@@ -25,6 +25,7 @@ from layoutsearch.model.canonicalize import canonicalize
 from layoutsearch.model.fingerprint import fingerprint
 from layoutsearch.model.load import LoadedModel, load
 from layoutsearch.plan.apply import target_json
+from layoutsearch.schedule import metaschedule
 from layoutsearch.schedule.value import TEMPLATES
 from layoutsearch.search.jobs import file_stamp
 from layoutsearch.search.numerics import Errors, algorithm_errors, within
@@ -123,7 +124,9 @@ def set_up(
 
 def template_versions() -> str:
     """Versions of all schedule templates and of the way kernels are timed: records made with others are not used."""
-    versions = {name: f"{name}{spec.version}.{spec.revision}".removesuffix(".0") for name, spec in TEMPLATES.items()}
+    # A trace is the same kernel whatever the templates do.
+    own = {name: spec for name, spec in TEMPLATES.items() if name != metaschedule.NAME}
+    versions = {name: f"{name}{spec.version}.{spec.revision}".removesuffix(".0") for name, spec in own.items()}
     return ",".join(versions[name] for name in sorted(versions)) + f" {PROTOCOL}"
 
 

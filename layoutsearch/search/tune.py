@@ -36,6 +36,7 @@ from layoutsearch.search.reporter import NoteKeeper, Reporter, Silent
 from layoutsearch.search.runfile import RunFile
 from layoutsearch.search.setup import ModelSetup, set_up
 from layoutsearch.search.study import SAMPLERS
+from layoutsearch.search.tuners import KernelTuner
 from layoutsearch.targets import as_target
 from layoutsearch.toolchain import require_toolchain
 
@@ -70,6 +71,9 @@ class _Run:
             raise LayoutSearchError(f"--trials {options.trials}: at least one assignment has to be timed")
         if options.sampler not in SAMPLERS:
             raise LayoutSearchError(f"--sampler {options.sampler!r} is unknown; expected one of {', '.join(SAMPLERS)}")
+        self.tuner = KernelTuner.named(options.kernel_tuner)
+        if source is not None and self.tuner is not KernelTuner.TEMPLATE:
+            raise LayoutSearchError("--replay has the schedules it was recorded with; leave --kernel-tuner away")
 
     def run(self) -> TuneResult:
         options = self.options
@@ -90,7 +94,13 @@ class _Run:
                 target_json(self.target),
                 self.source.threads,
                 self.source.name,
-                {"sampler": options.sampler, "seed": options.seed, "trials": options.trials},
+                {
+                    "sampler": options.sampler,
+                    "seed": options.seed,
+                    "trials": options.trials,
+                    # None by default, as in files of before there was a choice.
+                    "kernel_tuner": None if self.tuner is KernelTuner.TEMPLATE else self.tuner.value,
+                },
             )
             self.run_file.begin(options.resume)
             self.store = stack.enter_context(RecordStore(Path(options.records or self.out / "records.sqlite")))
@@ -98,7 +108,15 @@ class _Run:
             self.resumed = began is not None
             samples = options.inputs or [sample_inputs(loaded.inputs, s) for s in range(2)]
             place = Workplace(
-                folder, self.out, self.store, began, samples, self.budget, self.reporter, options.max_rel_error
+                folder,
+                self.out,
+                self.store,
+                began,
+                samples,
+                self.budget,
+                self.reporter,
+                options.max_rel_error,
+                self.tuner,
             )
             self.labs: Labs = stack.enter_context(self.source.open(self.setup, place))
             return self._search()
@@ -168,6 +186,8 @@ class _Run:
         """Where the search ends; None if some kernel has nothing that runs, which the decision explains."""
         # An earlier run may have been through all of it with these templates; then the records hold what it found.
         about = f"{self.setup.fingerprint} {self.labs.context.template} {search.digest}"
+        if self.tuner is not KernelTuner.TEMPLATE:
+            about += f" {self.tuner.value}"
         try:
             if self.resumed or not self.run_file.is_settled("kernels", about):
                 campaign.run(reserve_s)

@@ -47,6 +47,16 @@ def test_means_are_geometric_and_against_the_better_runtime() -> None:
     }
 
 
+def test_models_that_metaschedule_tuned_have_a_mean_of_their_own() -> None:
+    rows = [{"speedup_over_uniform": 1.0, "speedup_over_metaschedule": x} for x in (2.0, 8.0)]
+    assert summary([*rows, {"speedup_over_uniform": 1.0}]) == {
+        "over_uniform": 1.0,
+        "over_uniform_worst": 1.0,
+        "over_metaschedule": 4.0,
+        "over_metaschedule_worst": 2.0,
+    }
+
+
 def test_without_another_runtime_there_is_nothing_to_say_of_one() -> None:
     assert set(summary([{"speedup_over_uniform": 1.1}])) == {"over_uniform", "over_uniform_worst"}
 
