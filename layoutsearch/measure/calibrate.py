@@ -79,7 +79,7 @@ def stored_profile(
     try:
         return (store or ProfileStore()).load(device.identity(), target_text(target))
     except ProfileError as error:
-        (tell or _silent)(f"{error}; it has to be made again")
+        (tell or _silent)(str(error))
         return None
 
 

@@ -20,9 +20,13 @@ if TYPE_CHECKING:
     from layoutsearch.measure.device import DeviceIdentity
 
 PROFILE_VERSION = 2
+# Recorded tables carry the profile of their time: 1 has the same fields, and counts all of a last cache that is shared
+# with other virtual machines.
+_READABLE = (1, PROFILE_VERSION)
 HOME_VARIABLE = "LAYOUTSEARCH_HOME"
 MEMORY = "memory"
 _DISTURBED = 0.15
+_AGAIN = "make it again: layoutsearch device calibrate, with the same --threads and --target"
 
 
 class ProfileError(LayoutSearchError):
@@ -102,13 +106,13 @@ class DeviceProfile:
 
     @classmethod
     def from_json(cls, data: Any) -> DeviceProfile:
-        """Inverse of `to_json`.
+        """Inverse of `to_json`; older versions, as in recorded tables, are read too.
 
         Raises:
-            ProfileError: another version, or not a profile.
+            ProfileError: an unknown version, or not a profile.
         """
         version = data.get("version") if isinstance(data, Mapping) else None
-        if version != PROFILE_VERSION:
+        if isinstance(version, bool) or version not in _READABLE:
             raise ProfileError(f"a device profile of version {version!r}, this layoutsearch reads {PROFILE_VERSION}")
         try:
             levels = tuple(MemoryLevel(str(v["name"]), int(v["bytes"]), float(v["gb_s"])) for v in data["levels"])
@@ -170,14 +174,19 @@ class ProfileStore:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise ProfileError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
+            raise ProfileError(f"{path}: cannot be read: {' '.join(str(error).split())}; {_AGAIN}") from None
         try:
             profile = DeviceProfile.from_json(data)
         except ProfileError as error:
-            raise ProfileError(f"{path}: {error}") from None
+            raise ProfileError(f"{path}: {error}; {_AGAIN}") from None
+        if profile.version != PROFILE_VERSION:
+            raise ProfileError(
+                f"{path}: a device profile of version {profile.version}, this layoutsearch calibrates "
+                f"version {PROFILE_VERSION}; {_AGAIN}"
+            )
         have = (profile.key, profile.cpu, profile.features, profile.threads, profile.target)
         if have != (identity.key, identity.cpu, identity.features, identity.threads, target):
-            raise ProfileError(f"{path}: the profile of another device ({profile.key}, {profile.cpu})")
+            raise ProfileError(f"{path}: the profile of another device ({profile.key}, {profile.cpu}); {_AGAIN}")
         return profile
 
     def save(self, profile: DeviceProfile, identity: DeviceIdentity) -> Path:

@@ -21,6 +21,7 @@ from typing import Any
 
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.transform import TransformKey
+from layoutsearch.measure.profile import DeviceProfile, ProfileError
 from layoutsearch.replay import lines
 from layoutsearch.replay.values import RecordedTry, RecordedWhole, TableError, TableHeader
 from layoutsearch.search.known import WHOLE, Known
@@ -67,6 +68,18 @@ class Table:
             for choice in node.choices:
                 found.setdefault((node.workload.key, choice), node.workload)
         return tuple((workload, choice) for (_, choice), workload in found.items())
+
+    @cached_property
+    def profile(self) -> DeviceProfile | None:
+        """Limits of the device that was recorded; None if it was not calibrated.
+
+        Raises:
+            TableError: they make no sense.
+        """
+        try:
+            return DeviceProfile.from_json(self.header.profile) if self.header.profile is not None else None
+        except ProfileError as error:
+            raise TableError(f"{self.source}: {error}; {self.record_again}") from None
 
     @cached_property
     def id(self) -> str:

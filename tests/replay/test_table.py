@@ -225,3 +225,14 @@ def test_what_was_not_recorded_is_one_clear_error(table: Table) -> None:
     node = table.skeleton.nodes[0]
     with pytest.raises(TableError, match=r"has no measurement of .*bench record"):
         partial.of(node.workload, node.choices[0])
+
+
+def test_profiles_of_older_versions_are_read_and_damaged_ones_name_the_table(table: Table) -> None:
+    assert table.profile is not None
+    profile = {**table.profile.to_json(), "version": 1}
+    older = replace(table, header=replace(table.header, profile=profile))
+    assert older.profile == replace(table.profile, version=1)
+    damaged = replace(table, header=replace(table.header, profile={**profile, "levels": []}))
+    with pytest.raises(TableError, match=table.source):
+        assert damaged.profile
+    assert replace(table, header=replace(table.header, profile=None)).profile is None
