@@ -22,11 +22,12 @@ import numpy as np
 
 from layoutsearch.measure.caches import describe_caches
 
-PREPARE = "layoutsearch.server.operand_state"
-"""Global function of the server: (positions of the weights, "0,3" or ""; footprint of the model in bytes, 0 for more
-than any cache holds) -> name of a function to run before a kernel, with the kernel's arguments."""
 PROTOCOL = "operands3"
 """Names this way of timing; raised whenever the times it gives come to mean something else."""
+PREPARE = f"layoutsearch.server.{PROTOCOL}"
+"""Global function of the server: (positions of the weights, "0,3" or ""; footprint of the model in bytes, 0 for more
+than any cache holds) -> name of a function to run before a kernel, with the kernel's arguments. Its name has the
+protocol: a board's server may be of another layoutsearch, and records would not tell its times from ours."""
 
 _FLUSH = "cache_flush_cpu_non_first_arg"
 # Pages that each thread touches at most: more than translation buffers hold.
@@ -78,7 +79,7 @@ class _Preparation:
         footprint: int,
     ) -> None:
         self._launch, self._threads, self._scratch = launch, threads, scratch
-        self._flush = flush if not 0 < footprint <= _last_cache_bytes() // 2 else None
+        self._flush, self._footprint = flush, footprint
         self._weights = frozenset(weights)
         self._reach = min(footprint or _LARGEST, _CACHE_SHARE * _second_cache_bytes())
         self._spans: list[np.ndarray] = []
@@ -87,13 +88,13 @@ class _Preparation:
 
     def __call__(self, *args: Any) -> None:
         weights = [args[i] for i in sorted(self._weights) if i < len(args)]
-        if weights and self._flush is not None:
+        self._count = int(self._threads())
+        if weights and not 0 < self._footprint <= _last_cache_bytes(self._count) // 2:
             # TVM's own function spares its first argument.
             self._flush(args[0], *weights)
         # The result first: its memory was in use before the operands were made.
         order = [len(args) - 1, *range(len(args) - 1)]
         self._spans = [_bytes(args[i]) for i in order if i not in self._weights]
-        self._count = int(self._threads())
         while len(self._scratch) < self._count:
             self._scratch.append(_Scratch())
         self._launch(self._callback, None, ctypes.c_int(self._count))
@@ -140,7 +141,8 @@ def _second_cache_bytes() -> int:
 
 
 @functools.cache
-def _last_cache_bytes() -> int:
-    """All caches of the last level that a program can count on; half of that holds what is gone over in turn."""
+def _last_cache_bytes(threads: int) -> int:
+    """The caches of the last level that so many threads can count on, as a profile has them; half of that holds what is
+    gone over in turn."""
     found = describe_caches()
-    return found[-1]["bytes"] * found[-1]["count"] if found else _USUAL_LAST_BYTES
+    return found[-1]["bytes"] * min(found[-1]["count"], threads) if found else _USUAL_LAST_BYTES

@@ -14,7 +14,6 @@ from layoutsearch.errors import LayoutSearchError
 from layoutsearch.measure.builder import Builder
 from layoutsearch.measure.calibrate import profile_for, stored_profile
 from layoutsearch.measure.device import Device, DeviceIdentity
-from layoutsearch.measure.operand_state import PREPARE
 from layoutsearch.measure.profile import DeviceProfile
 from layoutsearch.measure.records import RecordContext, RecordStore
 from layoutsearch.plan.apply import target_json
@@ -127,12 +126,12 @@ class DeviceSource:
             builder = stack.enter_context(Builder(workers=workers, preload=("layoutsearch.search.jobs",)))
             identity = device.identity()
             templates = template_versions()
-            if not device.has_function(PREPARE):
+            if not device.places_operands:
                 # Other numbers than those of our server: never read as the same.
                 templates += " flush-all"
                 place.reporter.note(
                     "the device's server cannot place operands as a model does, so all but one are cold and kernels "
-                    "look slower; python -m layoutsearch.measure.server on the device can"
+                    "look slower; python -m layoutsearch.measure.server of this version on the device can"
                 )
             profile = _profile(device, setup, place)
             context = setup.context(identity, templates)
