@@ -90,7 +90,13 @@ class _Run:
                 target_json(self.target),
                 self.source.threads,
                 self.source.name,
-                {"sampler": options.sampler, "seed": options.seed, "trials": options.trials},
+                {
+                    "sampler": options.sampler,
+                    "seed": options.seed,
+                    "trials": options.trials,
+                    "max_rel_error": options.max_rel_error,
+                    "candidates": self.setup.assignments.digest,
+                },
             )
             self.run_file.begin(options.resume)
             self.store = stack.enter_context(RecordStore(Path(options.records or self.out / "records.sqlite")))
@@ -117,7 +123,7 @@ class _Run:
         )
         if not setup.graph.anchors:
             return self._nothing_to_choose()
-        incumbent = self.decision.incumbent()
+        incumbent = self.decision.incumbent(self.options.max_rel_error)
         best, reserve = incumbent, min(_RESERVE_S, self.budget.left_s / 2)
         if best is None or self.resumed:
             # A resumed run goes the whole way again, from its records: what it knew when decides what it did next.
@@ -149,7 +155,10 @@ class _Run:
         if not self.budget.interrupted:
             # The first plan of a run that was stopped was never timed, and its like competes anyway.
             rival = incumbent if incumbent is not None and incumbent.validation["plan_us"] else None
-            best = self.decision.decide(self.options.trials, self.options.seed, rival, self.run_file) or best
+            decided = self.decision.decide(self.options.trials, self.options.seed, rival, self.run_file)
+            if decided is not None or (best is incumbent and not self.budget.interrupted):
+                # A plan of an earlier run, where nothing builds any more, says nothing about this model.
+                best = decided
             for solution, us in self.decision.timed:
                 campaign.note_whole(solution, us)
         try:
@@ -162,7 +171,9 @@ class _Run:
             why = self.reporter.notes[-1] if self.reporter.notes else "no whole model was built"
             raise LayoutSearchError(f"no plan could be validated: {why}; {kept}")
         self.run_file.finish(self.budget.interrupted)
-        return self._result(best, _note(best) if best else f"stopped before a plan was validated; {kept}")
+        return self._result(
+            best, _note(best, self.decision.is_uncontested) if best else f"stopped before a plan was validated; {kept}"
+        )
 
     def _explored(self, campaign: Campaign, search: LazySearch, reserve_s: float) -> SearchState | None:
         """Where the search ends; None if some kernel has nothing that runs, which the decision explains."""
@@ -225,12 +236,17 @@ class _Run:
         return self._result(plan, note)
 
 
-def _note(plan: LayoutPlan) -> str:
+def _note(plan: LayoutPlan, is_uncontested: bool) -> str:
     validation = plan.validation
     if validation["accepted"]:
         low, high = validation["speedup_ci"]
         return (
             f"{validation['speedup']:.3f}x (95 % interval {low:.3f} to {high:.3f}) against {validation['baseline']}, "
             f"{len(plan.transforms)} transforms"
+        )
+    if is_uncontested:
+        return (
+            f"there was no time to compare anything with {validation['baseline']}, which the plan is; "
+            "give a longer --time-budget"
         )
     return f"nothing beat {validation['baseline']}; the plan is that baseline"
