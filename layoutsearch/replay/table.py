@@ -209,6 +209,10 @@ class Table:
         return reader.table()
 
 
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is not a number")
+
+
 class _Reader:
     """Takes the lines of a file one by one."""
 
@@ -235,7 +239,7 @@ class _Reader:
     def line(self, number: int, text: str) -> None:
         self.number = number
         try:
-            data = json.loads(text)
+            data = json.loads(text, parse_constant=_no_constant)
             if not isinstance(data, dict):
                 raise ValueError("not a JSON object")
             if self._header is None:
@@ -260,6 +264,12 @@ class _Reader:
                 f"its header says {dict(self._counts)}; record it again"
             )
         skeleton = Skeleton(tuple(self._nodes), tuple(self._tensors))
+        try:
+            skeleton.problem(lambda w, c: 0.0, lambda key: 0.0)
+        except (ValueError, LookupError) as error:
+            raise TableError(
+                f"{self.source}: its nodes and tensors do not belong together ({error}); record it again"
+            ) from None
         kernels, transforms = tuple(self._tries["kernel"]), tuple(self._tries["transform"])
         return Table(self._header, skeleton, kernels, transforms, tuple(self._wholes), self.source)
 
