@@ -89,7 +89,7 @@ class _Preparation:
     def __call__(self, *args: Any) -> None:
         weights = [args[i] for i in sorted(self._weights) if i < len(args)]
         self._count = int(self._threads())
-        if weights and not 0 < self._footprint <= _last_cache_bytes(self._count) // 2:
+        if weights and not 0 < self._footprint <= shared_cache_bytes(self._count) // 2:
             # TVM's own function spares its first argument.
             self._flush(args[0], *weights)
         # The result first: its memory was in use before the operands were made.
@@ -134,15 +134,19 @@ class _Scratch:
 
 
 @functools.cache
-def _second_cache_bytes() -> int:
-    """Of one core; the usual size where the system does not tell."""
-    found = [cache["bytes"] for cache in describe_caches() if cache["level"] == 2]
-    return found[0] if found else _USUAL_SECOND_BYTES
+def _caches() -> tuple[dict[str, int], ...]:
+    return tuple(describe_caches())
 
 
 @functools.cache
-def _last_cache_bytes(threads: int) -> int:
+def _second_cache_bytes() -> int:
+    """Of one core; the usual size where the system does not tell."""
+    found = [cache["bytes"] for cache in _caches() if cache["level"] == 2]
+    return found[0] if found else _USUAL_SECOND_BYTES
+
+
+def shared_cache_bytes(threads: int) -> int:
     """The caches of the last level that so many threads can count on, as a profile has them; half of that holds what is
     gone over in turn."""
-    found = describe_caches()
+    found = _caches()
     return found[-1]["bytes"] * min(found[-1]["count"], threads) if found else _USUAL_LAST_BYTES

@@ -29,6 +29,7 @@ from layoutsearch.search.known import Request
 from layoutsearch.search.labs import DeviceSource, Labs, LabSource, Workplace
 from layoutsearch.search.lazy import LazySearch
 from layoutsearch.search.learned import Learned
+from layoutsearch.search.numerics import check_limit
 from layoutsearch.search.options import TuneOptions, TuneResult
 from layoutsearch.search.pool import Pool
 from layoutsearch.search.problem import NoAssignmentError
@@ -68,6 +69,7 @@ class _Run:
             require_toolchain(self.target)
         if options.trials < 1:
             raise LayoutSearchError(f"--trials {options.trials}: at least one assignment has to be timed")
+        check_limit(options.max_rel_error)
         if options.sampler not in SAMPLERS:
             raise LayoutSearchError(f"--sampler {options.sampler!r} is unknown; expected one of {', '.join(SAMPLERS)}")
 
