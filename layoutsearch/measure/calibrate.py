@@ -168,6 +168,7 @@ def _calibrate(
         least_call_us=least_call_us,
         one_thread_gflops=rounds.peaks(1),
         disturbed=rounds.disturbed(),
+        told=capacities is not None,
     )
 
 

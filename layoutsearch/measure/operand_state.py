@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from layoutsearch.measure.caches import describe_caches
+from layoutsearch.measure.caches import USUAL_LAST_BYTES, describe_caches, holds
 
 PROTOCOL = "operands3"
 """Names this way of timing; raised whenever the times it gives come to mean something else."""
@@ -34,7 +34,7 @@ _FLUSH = "cache_flush_cpu_non_first_arg"
 _PAGES, _PAGE_BYTES = 8192, 4096
 # Read by each thread at most, in units of a core's second cache.
 _CACHE_SHARE = 2
-_USUAL_SECOND_BYTES, _USUAL_LAST_BYTES = 1 << 20, 16 << 20
+_USUAL_SECOND_BYTES = 1 << 20
 _LARGEST = 1 << 62
 _LAMBDA = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
@@ -89,7 +89,7 @@ class _Preparation:
     def __call__(self, *args: Any) -> None:
         weights = [args[i] for i in sorted(self._weights) if i < len(args)]
         self._count = int(self._threads())
-        if weights and not 0 < self._footprint <= shared_cache_bytes(self._count) // 2:
+        if weights and not holds(shared_cache_bytes(self._count), self._footprint):
             # TVM's own function spares its first argument.
             self._flush(args[0], *weights)
         # The result first: its memory was in use before the operands were made.
@@ -146,7 +146,6 @@ def _second_cache_bytes() -> int:
 
 
 def shared_cache_bytes(threads: int) -> int:
-    """The caches of the last level that so many threads can count on, as a profile has them; half of that holds what is
-    gone over in turn."""
+    """The caches of the last level that so many threads can count on, as a profile has them."""
     found = _caches()
-    return found[-1]["bytes"] * min(found[-1]["count"], threads) if found else _USUAL_LAST_BYTES
+    return found[-1]["bytes"] * min(found[-1]["count"], threads) if found else USUAL_LAST_BYTES

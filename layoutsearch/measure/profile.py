@@ -68,6 +68,8 @@ class DeviceProfile:
         one_thread_gflops: `peak_gflops` of a kernel that runs on one thread.
         disturbed: share of the samples of the peaks that were much slower than the best one; with more than a few the
             device was busy, and its limits may be higher than found.
+        told: whether the device told of its caches; else they are read off the bandwidths, and its server, which takes
+            them for usual ones, may leave weights elsewhere.
     """
 
     version: int
@@ -84,6 +86,7 @@ class DeviceProfile:
     least_call_us: float = 0.0
     one_thread_gflops: Mapping[str, float] = field(default_factory=dict)
     disturbed: float = 0.0
+    told: bool = True
 
     @property
     def caches(self) -> tuple[MemoryLevel, ...]:
@@ -131,6 +134,7 @@ class DeviceProfile:
                 least_call_us=float(data["least_call_us"]),
                 one_thread_gflops={str(k): float(v) for k, v in data["one_thread_gflops"].items()},
                 disturbed=float(data["disturbed"]),
+                told=bool(data.get("told", True)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProfileError(f"a damaged device profile: {type(error).__name__} {error}") from None
