@@ -30,6 +30,10 @@ from layoutsearch.targets import default_threads
 _CALIBRATE_FROM_S = 180.0
 
 
+class _Stopped(Exception):
+    """The user stopped the run while its device was calibrated."""
+
+
 @dataclass(frozen=True)
 class Workplace:
     """Where a run works.
@@ -157,4 +161,14 @@ def _profile(device: Device, setup: ModelSetup, place: Workplace) -> DeviceProfi
     if place.budget.left_s < _CALIBRATE_FROM_S and stored_profile(device, setup.target) is None:
         place.reporter.step("not calibrated, and this run is too short for it: the plan will have no lower bound", 0)
         return None
-    return profile_for(device, setup.target, lambda text: place.reporter.step(text, 0))
+
+    def step(text: str) -> None:
+        # Calibrating takes up to a minute: a user who wants to stop waits for a step of it, not for all.
+        if place.budget.interrupted:
+            raise _Stopped
+        place.reporter.step(text, 0)
+
+    try:
+        return profile_for(device, setup.target, step)
+    except _Stopped:
+        return None
