@@ -153,6 +153,11 @@ class _Run:
         )  # fmt: skip
         # Where a kernel fails in the first layout there is no plan yet, and nothing to reserve time for.
         state = self._explored(campaign, search, reserve if best else 0.0)
+        if state and state.refuted:
+            self.reporter.note(
+                f"{state.refuted} kernels and transforms ran faster than the device's calibrated limits allow, which "
+                "bound nothing then; run layoutsearch device calibrate while it is idle"
+            )
         pool.bound = Bound(state.lower_bound_us, state.strict_bound_us, CONFIDENCE) if state else None
         if not self.budget.interrupted:
             # The first plan of a run that was stopped was never timed, and its like competes anyway.
