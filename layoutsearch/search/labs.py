@@ -12,9 +12,9 @@ import numpy as np
 
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.measure.builder import Builder
-from layoutsearch.measure.calibrate import profile_for, stored_profile
+from layoutsearch.measure.calibrate import CalibrationError, profile_for, stored_profile
 from layoutsearch.measure.device import Device, DeviceIdentity
-from layoutsearch.measure.profile import DeviceProfile
+from layoutsearch.measure.profile import DeviceProfile, ProfileError
 from layoutsearch.measure.records import RecordContext, RecordStore
 from layoutsearch.plan.apply import target_json
 from layoutsearch.search.budget import Budget
@@ -171,4 +171,8 @@ def _profile(device: Device, setup: ModelSetup, place: Workplace) -> DeviceProfi
     try:
         return profile_for(device, setup.target, step)
     except _Stopped:
+        return None
+    except (CalibrationError, ProfileError) as error:
+        # A night's run is worth more than its lower bound.
+        place.reporter.note(f"{error}; the plan will have no lower bound")
         return None

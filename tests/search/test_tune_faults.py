@@ -12,8 +12,9 @@ import tvm
 
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.layout.space import parse_space
+from layoutsearch.measure.calibrate import CalibrationError
 from layoutsearch.measure.profile import HOME_VARIABLE
-from layoutsearch.search import kernels, whole
+from layoutsearch.search import kernels, labs, whole
 from layoutsearch.search.budget import Budget
 from layoutsearch.search.tune import TuneOptions, TuneResult, run_tune
 from tests.cli.running import SPACE
@@ -95,3 +96,14 @@ def test_a_plan_of_an_earlier_run_has_to_be_within_the_limit_of_this_one(tmp_pat
     again = _tune(out).plan
     assert again is not None
     assert again.validation["max_rel_error"] < 1e-3
+
+
+def test_a_calibration_that_fails_costs_the_bound_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise CalibrationError("the server was killed")
+
+    monkeypatch.setattr(labs, "profile_for", fail)
+    monkeypatch.setattr(labs, "_CALIBRATE_FROM_S", 0.0)
+    result = _tune(tmp_path / "out")
+    assert result.plan is not None
+    assert any("the server was killed" in note and "no lower bound" in note for note in result.notes)
