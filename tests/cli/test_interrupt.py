@@ -153,7 +153,7 @@ def test_resume_refuses_another_run(files: Path, tmp_path: Path, tuned: Tuned, c
     one = [*rest, "--threads", 1, "--trials", 2]
     assert "max_rel_error" in refused(capfd, "tune", files / "stem.json", *one, "--max-rel-error", 0.1)
     other = tmp_path / "space.toml"
-    other.write_text(SPACE.replace("[8]", "[16]"))
+    other.write_text(SPACE.replace("layouts = [", 'layouts = ["NHWC", '))
     assert "--space" in refused(capfd, "tune", files / "stem.json", *one, "--space", other)
     assert "no run" in refused(capfd, "tune", files / "stem.json", *rest[:-1], tmp_path / "empty", "--threads", 1)
     assert LayoutPlan.load(tuned.plan)
@@ -171,7 +171,7 @@ def test_two_runs_do_not_share_a_folder(files: Path, tmp_path: Path, capfd: Capt
     rest = ["--space", files / "space.toml", "--threads", 1, "--trials", 2]
     with _tuning(files, tmp_path / "out") as run:
         run.wait_for("records")
-        line = refused(capfd, "tune", files / "stem.json", *rest, "--out", run.out)
+        line = refused(capfd, "tune", files / "stem.json", *rest, "--out", run.out, "--quiet")
         assert "--out" in line
         assert str(run.process.pid) in line
         run.process.kill()
