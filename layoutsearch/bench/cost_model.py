@@ -99,9 +99,8 @@ def evaluate(tables: Mapping[str, Table], seed: int = 0, tell: Callable[[str], N
 
 def _case(name: str, table: Table) -> _Case:
     header = table.header
-    profile = DeviceProfile.from_json(header.profile) if header.profile is not None else None
     target = TargetInfo.from_target(as_target(dict(header.target)), header.threads)
-    return _Case(name, table, rows_of(table.skeleton, table, table.header.model), profile, target)
+    return _Case(name, table, rows_of(table.skeleton, table, table.header.model), table.profile, target)
 
 
 def _kernels(case: _Case, model: CostModel) -> pd.DataFrame:

@@ -50,8 +50,7 @@ class Case:
     @cached_property
     def profile(self) -> DeviceProfile | None:
         """The recorded device."""
-        data = self.table.header.profile
-        return DeviceProfile.from_json(data) if data is not None else None
+        return self.table.profile
 
     @cached_property
     def model(self) -> CostModel:

@@ -25,6 +25,7 @@ from layoutsearch.cost.touched import extra_weight_bytes, needed_bytes, needed_f
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.facts import KernelFacts
 from layoutsearch.layout.transform import TransformKey
+from layoutsearch.measure.caches import USUAL_LAST_BYTES, holds
 from layoutsearch.measure.profile import DeviceProfile
 
 # Operators that become views, always or where the order of the elements stays.
@@ -112,10 +113,16 @@ class Bounds:
         can hold it. As near as the second level, cold bytes may be anywhere.
         """
         levels = self.profile.levels
-        home = next((i for i, level in enumerate(levels) if 0 < footprint <= level.bytes), len(levels) - 1)
+        last = len(levels) - 1
+        home = next((i for i, level in enumerate(levels) if 0 < footprint <= level.bytes), last)
+        if not self.profile.told and holds(USUAL_LAST_BYTES, footprint):
+            # The server flushed nothing, and evicted a second cache of the usual size.
+            home = 0
+        # Where nothing is flushed, only the second caches are emptied: what is home further out may lie in the third.
+        reach = home if home == last else min(home, _SECOND + 1)
         longest, held = Roof(0.0, levels[0].name), 0
         for index, level in enumerate(levels):
-            far = cold if _SECOND < home >= index else max(0.0, cold - held)
+            far = cold if home > _SECOND and index <= reach else max(0.0, cold - held)
             crossing = far + max(0.0, read - held) + max(0.0, written - held)
             # From here or from further out, which a noisy calibration may have found to be faster.
             rate = max(outer.gb_s for outer in levels[index:])

@@ -9,8 +9,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import math
 import os
 import tempfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -104,9 +106,9 @@ class CostLibrary:
                 return None
             model = data["model"]
             kernels = tuple(_kernel_row(row, model) for row in data["kernels"])
-            moves = tuple(TransformRow(TransformKey.parse(w, c), us, model) for w, c, us in data["transforms"])
-            wholes = tuple(WholeRow(WholeShape(**row["shape"]), row["us"], model) for row in data["wholes"])
-        except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError):
+            moves = tuple(TransformRow(TransformKey.parse(w, c), _time(us), model) for w, c, us in data["transforms"])
+            wholes = tuple(WholeRow(WholeShape(**row["shape"]), _time(row["us"]), model) for row in data["wholes"])
+        except (OSError, EOFError, zlib.error, LookupError, TypeError, ValueError, AttributeError, LayoutSearchError):
             return None
         return ModelRows(model, Rows(kernels, moves), wholes)
 
@@ -118,4 +120,11 @@ def _kernel_json(row: KernelRow) -> list[Any]:
 def _kernel_row(data: list[Any], model: str) -> KernelRow:
     workload, choice, us, tries, facts = data
     candidate = Candidate.parse(choice) if choice else None
-    return KernelRow(KernelFacts.from_json(facts), candidate, us, workload, model, tries)
+    return KernelRow(KernelFacts.from_json(facts), candidate, _time(us), workload, model, int(tries))
+
+
+def _time(us: Any) -> float:
+    """Microseconds that a model can be fitted to."""
+    if not 0 < float(us) < math.inf:
+        raise ValueError(f"{us!r} is no time")
+    return float(us)

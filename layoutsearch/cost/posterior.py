@@ -146,13 +146,20 @@ class Posterior:
         found[self._seen] = np.exp(self._log_now - np.hypot(gain, t * self._noise))
         return self._bounded(found)
 
-    def strict(self) -> FloatArray:
+    @property
+    def refuted(self) -> int:
+        """How many entries were measured below their floor, beyond their noise: the device does more than its profile
+        says."""
+        return int((self._evidence.best_us * np.exp(3 * self._evidence.noise) < self._prior.floor).sum())
+
+    def strict(self, trust: bool = True) -> FloatArray:
         """What no cost is below, in us: times where the search of schedules is over, else the floor; shape (entries,).
 
-        A time that was measured in haste counts less three times its noise.
+        A time that was measured in haste counts less three times its noise. Without `trust`, no floor counts.
         """
-        timed = np.maximum(self._evidence.best_us * np.exp(-3 * self._evidence.noise), self._floor)
-        return np.where(self._evidence.dead, np.inf, np.where(self._evidence.over, timed, self._floor))
+        floor = self._floor if trust else np.zeros_like(self._floor)
+        timed = np.maximum(self._evidence.best_us * np.exp(-3 * self._evidence.noise), floor)
+        return np.where(self._evidence.dead, np.inf, np.where(self._evidence.over, timed, floor))
 
     def draw(self, rng: np.random.Generator, size: int = 1) -> FloatArray:
         """Costs in us, drawn together; shape (size, entries).

@@ -11,7 +11,15 @@ _CPUS = Path("/sys/devices/system/cpu")
 _CPUINFO = Path("/proc/cpuinfo")
 # A virtual machine is told of the whole last cache and shares it with others: bandwidth fell behind 64 of 260 MiB.
 _GUEST_SHARE, _SHARED_LEVEL = 4, 3
+USUAL_LAST_BYTES = 16 << 20
+"""What a server takes for the last cache where the system tells of none."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def holds(last_bytes: int, footprint: int) -> bool:
+    """Whether a last cache holds what a model goes over in turn, so that it finds its weights there again: half of a
+    cache does. 0 bytes stand for more than any cache holds."""
+    return 0 < footprint <= last_bytes // 2
 
 
 def describe_caches(

@@ -79,7 +79,7 @@ def stored_profile(
     try:
         return (store or ProfileStore()).load(device.identity(), target_text(target))
     except ProfileError as error:
-        (tell or _silent)(f"{error}; it has to be made again")
+        (tell or _silent)(str(error))
         return None
 
 
@@ -168,6 +168,7 @@ def _calibrate(
         least_call_us=least_call_us,
         one_thread_gflops=rounds.peaks(1),
         disturbed=rounds.disturbed(),
+        told=capacities is not None,
     )
 
 

@@ -17,6 +17,7 @@ from layoutsearch.errors import DeviceError
 from layoutsearch.measure import kernels, models
 from layoutsearch.measure.farm import LocalFarm
 from layoutsearch.measure.kernels import KernelCall
+from layoutsearch.measure.operand_state import PREPARE
 from layoutsearch.measure.results import DeviceFailed, Measurement, RunFailed, Status
 from layoutsearch.measure.server_functions import IDENTITY
 from layoutsearch.measure.session import Session, connect
@@ -105,6 +106,7 @@ class Device:
         self._source = source
         self._session: Session | None = None
         self._identity: DeviceIdentity | None = None
+        self._places_operands: bool | None = None
         self._closed = False
         self._lock = threading.RLock()
 
@@ -184,6 +186,13 @@ class Device:
         with session.deadline(_ANSWER_S):
             return session.function(name) is not None
 
+    @property
+    def places_operands(self) -> bool:
+        """Whether its server places operands as a model does, in the way of this version; see `operand_state`."""
+        if self._places_operands is None:
+            self.session(_ANSWER_S)
+        return bool(self._places_operands)
+
     def time_kernels(
         self,
         lib_path: str,
@@ -246,6 +255,7 @@ class Device:
             session = self._source.open(max(limit_s, 2 * need_s))
             try:
                 self._set_threads(session)
+                self._compare_servers(session)
             except BaseException:
                 session.close()
                 raise
@@ -256,6 +266,18 @@ class Device:
         if self._session is not None:
             self._session.close()
             self._session = None
+
+    def _compare_servers(self, session: Session) -> None:
+        """Refuse a board of the key whose server times in another way than the first: records would mix both."""
+        with session.deadline(_ANSWER_S):
+            places = session.function(PREPARE) is not None
+        if self._places_operands is None:
+            self._places_operands = places
+        elif places != self._places_operands:
+            raise DeviceError(
+                f"device {self.key!r}: its boards have servers of different versions, whose times do not compare; "
+                "start python -m layoutsearch.measure.server of this version on all of them"
+            )
 
     def _set_threads(self, session: Session) -> None:
         """Make kernels of the session use `self.threads` threads, or say why they cannot."""

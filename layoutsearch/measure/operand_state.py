@@ -20,20 +20,21 @@ from typing import Any
 
 import numpy as np
 
-from layoutsearch.measure.caches import describe_caches
+from layoutsearch.measure.caches import USUAL_LAST_BYTES, describe_caches, holds
 
-PREPARE = "layoutsearch.server.operand_state"
-"""Global function of the server: (positions of the weights, "0,3" or ""; footprint of the model in bytes, 0 for more
-than any cache holds) -> name of a function to run before a kernel, with the kernel's arguments."""
 PROTOCOL = "operands3"
 """Names this way of timing; raised whenever the times it gives come to mean something else."""
+PREPARE = f"layoutsearch.server.{PROTOCOL}"
+"""Global function of the server: (positions of the weights, "0,3" or ""; footprint of the model in bytes, 0 for more
+than any cache holds) -> name of a function to run before a kernel, with the kernel's arguments. Its name has the
+protocol: a board's server may be of another layoutsearch, and records would not tell its times from ours."""
 
 _FLUSH = "cache_flush_cpu_non_first_arg"
 # Pages that each thread touches at most: more than translation buffers hold.
 _PAGES, _PAGE_BYTES = 8192, 4096
 # Read by each thread at most, in units of a core's second cache.
 _CACHE_SHARE = 2
-_USUAL_SECOND_BYTES, _USUAL_LAST_BYTES = 1 << 20, 16 << 20
+_USUAL_SECOND_BYTES = 1 << 20
 _LARGEST = 1 << 62
 _LAMBDA = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
@@ -78,7 +79,7 @@ class _Preparation:
         footprint: int,
     ) -> None:
         self._launch, self._threads, self._scratch = launch, threads, scratch
-        self._flush = flush if not 0 < footprint <= _last_cache_bytes() // 2 else None
+        self._flush, self._footprint = flush, footprint
         self._weights = frozenset(weights)
         self._reach = min(footprint or _LARGEST, _CACHE_SHARE * _second_cache_bytes())
         self._spans: list[np.ndarray] = []
@@ -87,13 +88,13 @@ class _Preparation:
 
     def __call__(self, *args: Any) -> None:
         weights = [args[i] for i in sorted(self._weights) if i < len(args)]
-        if weights and self._flush is not None:
+        self._count = int(self._threads())
+        if weights and not holds(shared_cache_bytes(self._count), self._footprint):
             # TVM's own function spares its first argument.
             self._flush(args[0], *weights)
         # The result first: its memory was in use before the operands were made.
         order = [len(args) - 1, *range(len(args) - 1)]
         self._spans = [_bytes(args[i]) for i in order if i not in self._weights]
-        self._count = int(self._threads())
         while len(self._scratch) < self._count:
             self._scratch.append(_Scratch())
         self._launch(self._callback, None, ctypes.c_int(self._count))
@@ -133,14 +134,18 @@ class _Scratch:
 
 
 @functools.cache
-def _second_cache_bytes() -> int:
-    """Of one core; the usual size where the system does not tell."""
-    found = [cache["bytes"] for cache in describe_caches() if cache["level"] == 2]
-    return found[0] if found else _USUAL_SECOND_BYTES
+def _caches() -> tuple[dict[str, int], ...]:
+    return tuple(describe_caches())
 
 
 @functools.cache
-def _last_cache_bytes() -> int:
-    """All caches of the last level that a program can count on; half of that holds what is gone over in turn."""
-    found = describe_caches()
-    return found[-1]["bytes"] * found[-1]["count"] if found else _USUAL_LAST_BYTES
+def _second_cache_bytes() -> int:
+    """Of one core; the usual size where the system does not tell."""
+    found = [cache["bytes"] for cache in _caches() if cache["level"] == 2]
+    return found[0] if found else _USUAL_SECOND_BYTES
+
+
+def shared_cache_bytes(threads: int) -> int:
+    """The caches of the last level that so many threads can count on, as a profile has them."""
+    found = _caches()
+    return found[-1]["bytes"] * min(found[-1]["count"], threads) if found else USUAL_LAST_BYTES

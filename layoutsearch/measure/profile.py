@@ -20,9 +20,13 @@ if TYPE_CHECKING:
     from layoutsearch.measure.device import DeviceIdentity
 
 PROFILE_VERSION = 2
+# Recorded tables carry the profile of their time: 1 has the same fields, and counts all of a last cache that is shared
+# with other virtual machines.
+_READABLE = (1, PROFILE_VERSION)
 HOME_VARIABLE = "LAYOUTSEARCH_HOME"
 MEMORY = "memory"
 _DISTURBED = 0.15
+_AGAIN = "make it again: layoutsearch device calibrate, with the same --threads and --target"
 
 
 class ProfileError(LayoutSearchError):
@@ -64,6 +68,8 @@ class DeviceProfile:
         one_thread_gflops: `peak_gflops` of a kernel that runs on one thread.
         disturbed: share of the samples of the peaks that were much slower than the best one; with more than a few the
             device was busy, and its limits may be higher than found.
+        told: whether the device told of its caches; else they are read off the bandwidths, and its server, which takes
+            them for usual ones, may leave weights elsewhere.
     """
 
     version: int
@@ -80,6 +86,7 @@ class DeviceProfile:
     least_call_us: float = 0.0
     one_thread_gflops: Mapping[str, float] = field(default_factory=dict)
     disturbed: float = 0.0
+    told: bool = True
 
     @property
     def caches(self) -> tuple[MemoryLevel, ...]:
@@ -102,13 +109,13 @@ class DeviceProfile:
 
     @classmethod
     def from_json(cls, data: Any) -> DeviceProfile:
-        """Inverse of `to_json`.
+        """Inverse of `to_json`; older versions, as in recorded tables, are read too.
 
         Raises:
-            ProfileError: another version, or not a profile.
+            ProfileError: an unknown version, or not a profile.
         """
         version = data.get("version") if isinstance(data, Mapping) else None
-        if version != PROFILE_VERSION:
+        if isinstance(version, bool) or version not in _READABLE:
             raise ProfileError(f"a device profile of version {version!r}, this layoutsearch reads {PROFILE_VERSION}")
         try:
             levels = tuple(MemoryLevel(str(v["name"]), int(v["bytes"]), float(v["gb_s"])) for v in data["levels"])
@@ -127,6 +134,7 @@ class DeviceProfile:
                 least_call_us=float(data["least_call_us"]),
                 one_thread_gflops={str(k): float(v) for k, v in data["one_thread_gflops"].items()},
                 disturbed=float(data["disturbed"]),
+                told=bool(data.get("told", True)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProfileError(f"a damaged device profile: {type(error).__name__} {error}") from None
@@ -170,14 +178,19 @@ class ProfileStore:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise ProfileError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
+            raise ProfileError(f"{path}: cannot be read: {' '.join(str(error).split())}; {_AGAIN}") from None
         try:
             profile = DeviceProfile.from_json(data)
         except ProfileError as error:
-            raise ProfileError(f"{path}: {error}") from None
+            raise ProfileError(f"{path}: {error}; {_AGAIN}") from None
+        if profile.version != PROFILE_VERSION:
+            raise ProfileError(
+                f"{path}: a device profile of version {profile.version}, this layoutsearch calibrates "
+                f"version {PROFILE_VERSION}; {_AGAIN}"
+            )
         have = (profile.key, profile.cpu, profile.features, profile.threads, profile.target)
         if have != (identity.key, identity.cpu, identity.features, identity.threads, target):
-            raise ProfileError(f"{path}: the profile of another device ({profile.key}, {profile.cpu})")
+            raise ProfileError(f"{path}: the profile of another device ({profile.key}, {profile.cpu}); {_AGAIN}")
         return profile
 
     def save(self, profile: DeviceProfile, identity: DeviceIdentity) -> Path:

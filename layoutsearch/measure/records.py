@@ -10,6 +10,7 @@ version is brought up to date when it is opened.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,10 @@ _BUSY_S = 30.0
 
 class RecordError(LayoutSearchError):
     """The record file cannot be used."""
+
+
+class _RowError(Exception):
+    """A row holds what was never written."""
 
 
 _metadata = sa.MetaData()
@@ -163,9 +168,7 @@ class RecordStore:
         """The workloads that are described, by key; measurements of others are from before schema 2."""
         with self._errors(), self._engine.connect() as connection:
             rows = connection.execute(sa.select(_workloads).order_by(_workloads.c.key)).mappings().all()
-        return tuple(
-            WorkloadRecord(row["key"], row["summary"], KernelFacts.from_json(json.loads(row["facts"]))) for row in rows
-        )
+            return tuple(_workload_record(row) for row in rows)
 
     def workload_facts(self) -> dict[str, KernelFacts]:
         """Workload key -> what it computes."""
@@ -233,13 +236,11 @@ class RecordStore:
             sa.select(_models).where(_models.c.model == model, *_same_context(_models, context)).order_by(_models.c.id)
         )
         with self._errors(), self._engine.connect() as connection:
-            rows = connection.execute(query).mappings().all()
-        return iter([_model_record(row) for row in rows])
+            return iter([_model_record(row) for row in connection.execute(query).mappings().all()])
 
     def _kernel_records(self, query: sa.Select) -> Sequence[KernelRecord]:
         with self._errors(), self._engine.connect() as connection:
-            rows = connection.execute(query).mappings().all()
-        return [_kernel_record(row) for row in rows]
+            return [_kernel_record(row) for row in connection.execute(query).mappings().all()]
 
     def _open(self) -> None:
         """Check that the file is ours and whole, or make it."""
@@ -272,6 +273,8 @@ class RecordStore:
     def _errors(self) -> Iterator[None]:
         try:
             yield
+        except _RowError as error:
+            raise self._damaged(str(error)) from None
         except sa.exc.DBAPIError as error:
             text = str(error.orig)
             if "malformed" in text or "not a database" in text or "disk I/O" in text:
@@ -346,9 +349,31 @@ def _context(row: sa.RowMapping) -> RecordContext:
     return RecordContext(row["target"], row["device"], row["cpu"], row["threads"], row["tvm"], row["template"])
 
 
+@contextmanager
+def _row(table: str, row: sa.RowMapping, key: str) -> Iterator[None]:
+    """SQLite finds damaged pages; a value that was changed in place is found when it is read."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise _RowError(f"{key} {row[key]!r} of table {table}: {error}") from None
+
+
+def _times(values: Any) -> tuple[float, ...]:
+    times = tuple(map(float, values))
+    if not all(0 <= us < math.inf for us in times):
+        raise ValueError(f"{values} are no times")
+    return times
+
+
+def _workload_record(row: sa.RowMapping) -> WorkloadRecord:
+    with _row("workloads", row, "key"):
+        return WorkloadRecord(row["key"], row["summary"], KernelFacts.from_json(json.loads(row["facts"])))
+
+
 def _kernel_record(row: sa.RowMapping) -> KernelRecord:
-    samples = tuple(json.loads(row["samples_us"]))
-    measurement = Measurement(Status(row["status"]), samples, row["error"], row["wall_s"])
+    with _row("kernels", row, "id"):
+        samples = _times(json.loads(row["samples_us"]))
+        measurement = Measurement(Status(row["status"]), samples, row["error"], row["wall_s"])
     return KernelRecord(
         _context(row),
         row["workload"],
@@ -363,5 +388,6 @@ def _kernel_record(row: sa.RowMapping) -> KernelRecord:
 
 
 def _model_record(row: sa.RowMapping) -> ModelRecord:
-    samples = {name: tuple(values) for name, values in json.loads(row["samples_us"]).items()}
+    with _row("models", row, "id"):
+        samples = {name: _times(values) for name, values in json.loads(row["samples_us"]).items()}
     return ModelRecord(_context(row), row["model"], samples, row["created"])

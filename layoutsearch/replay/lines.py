@@ -16,6 +16,7 @@ Every line has a field `is`, the kind of the object:
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -119,7 +120,7 @@ def read_node(data: Mapping[str, Any], workloads: Mapping[str, Workload], parse:
     choices = tuple(parse(text) if text is not None else None for text in data["choices"])
     if not choices:
         raise ValueError("a node has at least one choice")
-    return KernelNode(tuple(data["members"]), workloads[data["workload"]], choices)
+    return KernelNode(_tuple(data, "members", str, least=1), workloads[data["workload"]], choices)
 
 
 def tensor_line(tensor: SkeletonTensor) -> dict[str, Any]:
@@ -140,14 +141,14 @@ def tensor_line(tensor: SkeletonTensor) -> dict[str, Any]:
 
 def read_tensor(data: Mapping[str, Any]) -> SkeletonTensor:
     """Inverse of `tensor_line`."""
-    shape = tuple(data["shape"]) if data["shape"] is not None else None
+    shape = _tuple(data, "shape", int) if data["shape"] is not None else None
     info = TensorInfo(_typed(data, "name", str), shape, _typed(data, "dtype", str), _typed(data, "axes", str))
     return SkeletonTensor(
         info=info,
         layouts=tuple(Layout(text) for text in data["layouts"]),
-        producer=data["producer"],
-        made=tuple(data["made"]),
-        uses=tuple(Use(node, tuple(wanted)) for node, wanted in data["uses"]),
+        producer=_node(data["producer"]),
+        made=_tuple(data, "made", int),
+        uses=tuple(Use(_node(node), _tuple({"wanted": wanted}, "wanted", int)) for node, wanted in data["uses"]),
     )
 
 
@@ -197,9 +198,7 @@ def whole_line(whole: RecordedWhole) -> dict[str, Any]:
 def read_whole(data: Mapping[str, Any]) -> RecordedWhole:
     """Inverse of `whole_line`."""
     schedules = tuple((int(node), canonical_json(value)) for node, value in data.get("s", {}).items())
-    solution = tuple(data["a"])
-    if not all(isinstance(index, int) for index in solution):
-        raise ValueError("a solution is a list of candidate indices")
+    solution = _tuple(data, "a", int)
     return RecordedWhole(
         group=_typed(data, "g", int),
         starts=_typed(data, "n", int),
@@ -231,6 +230,17 @@ def _typed(data: Mapping[str, Any], name: str, kind: type) -> Any:
     return value
 
 
+def _tuple(data: Mapping[str, Any], name: str, kind: type, least: int = 0) -> tuple[Any, ...]:
+    values = _typed(data, name, list)
+    if len(values) < least or not all(isinstance(v, kind) and not isinstance(v, bool) for v in values):
+        raise ValueError(f"{name} is {values!r}, expected a list of {kind.__name__}")
+    return tuple(values)
+
+
+def _node(index: Any) -> int | None:
+    return None if index is None else int(_typed({"node": index}, "node", int))
+
+
 def _device(data: Mapping[str, Any]) -> Mapping[str, Any]:
     for name, kind in {"key": str, "cpu": str, "features": list, "cores": int, "threads": int}.items():
         _typed(data, name, kind)
@@ -240,6 +250,8 @@ def _device(data: Mapping[str, Any]) -> Mapping[str, Any]:
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{value!r} is not a number")
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{value!r} is no time")
     return float(value)
 
 

@@ -18,7 +18,6 @@ from layoutsearch.errors import DeviceError, LayoutSearchError
 from layoutsearch.measure.builder import Builder
 from layoutsearch.measure.calibrate import profile_for
 from layoutsearch.measure.device import Device
-from layoutsearch.measure.operand_state import PREPARE
 from layoutsearch.measure.records import ModelRecord, RecordStore
 from layoutsearch.model.samples import sample_inputs
 from layoutsearch.plan.apply import target_json
@@ -129,10 +128,10 @@ class _Recorder:
         self._setup, self._options, self._reporter = setup, options, reporter
         self._store, self._skeleton = store, setup.skeleton
         self._identity = device.identity()
-        if not device.has_function(PREPARE):
+        if not device.places_operands:
             raise DeviceError(
                 f"the server of device {self._identity.key!r} cannot place operands as a model does, and its numbers "
-                "would not compare; run python -m layoutsearch.measure.server on the device"
+                "would not compare; run python -m layoutsearch.measure.server of this version on the device"
             )
         reporter.stage("device", 1)
         self._profile = profile_for(device, setup.target, lambda text: reporter.step(text, 0))

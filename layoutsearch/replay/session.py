@@ -8,7 +8,6 @@ from typing import Any
 
 import tvm
 
-from layoutsearch.measure.profile import DeviceProfile
 from layoutsearch.plan.apply import target_json
 from layoutsearch.replay.clock import SimulatedBudget
 from layoutsearch.replay.lab import ReplayLab, replay_context, replay_identity
@@ -54,7 +53,7 @@ class ReplaySource:
             ReplayWhole(table, setup.graph, budget, place.reporter),
             replay_identity(table),
             replay_context(table),
-            DeviceProfile.from_json(table.header.profile) if table.header.profile is not None else None,
+            table.profile,
         )
 
     def _check(self, setup: ModelSetup) -> None:

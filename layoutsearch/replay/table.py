@@ -21,6 +21,7 @@ from typing import Any
 
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.transform import TransformKey
+from layoutsearch.measure.profile import DeviceProfile, ProfileError
 from layoutsearch.replay import lines
 from layoutsearch.replay.values import RecordedTry, RecordedWhole, TableError, TableHeader
 from layoutsearch.search.known import WHOLE, Known
@@ -67,6 +68,18 @@ class Table:
             for choice in node.choices:
                 found.setdefault((node.workload.key, choice), node.workload)
         return tuple((workload, choice) for (_, choice), workload in found.items())
+
+    @cached_property
+    def profile(self) -> DeviceProfile | None:
+        """Limits of the device that was recorded; None if it was not calibrated.
+
+        Raises:
+            TableError: they make no sense.
+        """
+        try:
+            return DeviceProfile.from_json(self.header.profile) if self.header.profile is not None else None
+        except ProfileError as error:
+            raise TableError(f"{self.source}: {error}; {self.record_again}") from None
 
     @cached_property
     def id(self) -> str:
@@ -196,6 +209,10 @@ class Table:
         return reader.table()
 
 
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is not a number")
+
+
 class _Reader:
     """Takes the lines of a file one by one."""
 
@@ -222,7 +239,7 @@ class _Reader:
     def line(self, number: int, text: str) -> None:
         self.number = number
         try:
-            data = json.loads(text)
+            data = json.loads(text, parse_constant=_no_constant)
             if not isinstance(data, dict):
                 raise ValueError("not a JSON object")
             if self._header is None:
@@ -247,6 +264,12 @@ class _Reader:
                 f"its header says {dict(self._counts)}; record it again"
             )
         skeleton = Skeleton(tuple(self._nodes), tuple(self._tensors))
+        try:
+            skeleton.problem(lambda w, c: 0.0, lambda key: 0.0)
+        except (ValueError, LookupError) as error:
+            raise TableError(
+                f"{self.source}: its nodes and tensors do not belong together ({error}); record it again"
+            ) from None
         kernels, transforms = tuple(self._tries["kernel"]), tuple(self._tries["transform"])
         return Table(self._header, skeleton, kernels, transforms, tuple(self._wholes), self.source)
 

@@ -128,9 +128,15 @@ class Beliefs:
         """The low quantile of each cost by itself."""
         return self._called(self.kernels.optimistic(quantile), self.transforms.optimistic(quantile))
 
+    @property
+    def refuted(self) -> int:
+        """Kernels and transforms that were measured below what was said to bound them."""
+        return self.kernels.refuted + self.transforms.refuted
+
     def strict(self) -> Costs:
-        """What no cost is below."""
-        return self._called(self.kernels.strict(), self.transforms.strict())
+        """What no cost is below. Where one bound is refuted, none of them counts."""
+        trust = not self.refuted
+        return self._called(self.kernels.strict(trust), self.transforms.strict(trust))
 
     def present(self) -> Costs:
         """The fastest measured so far, without its luck; else the expected cost, `inf` where nothing runs."""

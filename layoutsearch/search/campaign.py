@@ -10,7 +10,6 @@ from layoutsearch.search.budget import Budget
 from layoutsearch.search.gap import SearchState
 from layoutsearch.search.known import Lab
 from layoutsearch.search.lazy import LazySearch
-from layoutsearch.search.parameters import AssignmentSpace
 from layoutsearch.search.reporter import Reporter
 from layoutsearch.search.setup import ModelSetup
 from layoutsearch.search.storage import open_storage
@@ -57,8 +56,7 @@ class Campaign:
         reporter: Reporter,
     ) -> None:
         self._search, self._budget, self._is_solver = search, budget, sampler == "solver"
-        ids = {op.name: op.id for op in setup.graph.ops}
-        space = AssignmentSpace.of(setup.skeleton, ids)
+        space = setup.assignments
         opened = open_storage(storage, out)
         name = study_name(
             setup.loaded.name,

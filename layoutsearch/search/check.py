@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from layoutsearch.plan.apply import apply_plan, assignment_of, target_of
 from layoutsearch.plan.compile import load_for
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.search.jobs import PLAN, REFERENCE, PlanJob, file_stamp
+from layoutsearch.search.numerics import check_limit
 from layoutsearch.search.whole import MAX_REL_ERROR
 
 _BUILD_S = 900.0
@@ -52,7 +54,8 @@ class CheckResult:
             "requested": self.requested,
             "achieved": self.achieved,
             "transforms": self.transforms,
-            "max_rel_error": self.max_rel_error,
+            # JSON has no infinity.
+            "max_rel_error": self.max_rel_error if math.isfinite(self.max_rel_error) else None,
             "mismatches": list(self.mismatches),
         }
 
@@ -76,7 +79,9 @@ def check_plan(
     Raises:
         PlanError: the plan does not belong to the model.
         RunFailed: a module does not build or run.
+        LayoutSearchError: `max_rel_error` is not above 0.
     """
+    check_limit(max_rel_error)
     loaded = load_for(model, plan)
     canonical = canonicalize(loaded.module)
     graph = build_graph(canonical)

@@ -34,10 +34,7 @@ class Decision:
     """What is done with the measured kernels of a run. `folder` gets plan.json and the uniform plans.
 
     Afterwards `timed` has the assignments that were timed whole with their microseconds, `wholes` the same as rows to
-    learn from.
-
-    Afterwards `timed` has the assignments that were timed whole with their microseconds, `wholes` the same as rows to
-    learn from.
+    learn from, and `is_uncontested` says that there was no time for anything but uniform ones.
 
     Args:
         pool: makes the assignments, and plans of them.
@@ -69,21 +66,26 @@ class Decision:
         self._sieved: dict[str, tuple[float, ...]] = {}
         self.wholes: list[WholeRow] = []
         self.timed: list[tuple[tuple[int, ...], float]] = []
+        self.is_uncontested = False
 
     @property
     def path(self) -> Path:
         """Where the best validated plan lies."""
         return self._folder / "plan.json"
 
-    def incumbent(self) -> LayoutPlan | None:
-        """The plan of an earlier run for the same model, target and device, if one lies there and can still be used."""
+    def incumbent(self, max_rel_error: float) -> LayoutPlan | None:
+        """The plan of an earlier run for the same model, target and device, if one lies there and can still be used.
+
+        Not one that is off by more than is allowed now.
+        """
         try:
             plan = LayoutPlan.load(self.path)
         except PlanError:
             return None
         empty = self._pool.empty_plan()
         same = all(getattr(plan, part) == getattr(empty, part) for part in ("target", "device", "fingerprint"))
-        return plan if same and plan.ops else None
+        exact = (plan.validation["max_rel_error"] or 0.0) <= max_rel_error
+        return plan if same and exact and plan.ops else None
 
     def first_plan(self) -> LayoutPlan | None:
         """A validated uniform plan on disk early, so that a run that is stopped leaves something to use.
@@ -158,6 +160,7 @@ class Decision:
             return None
         baseline = entrants[min(uniform, key=refinement.measured_us)]
         others = [i for i in timed if not entrants[i].is_uniform]
+        self.is_uncontested = not others and self._budget.over() and len(entrants) > len(uniform)
         challenger = entrants[min(others, key=refinement.measured_us)] if others else None
         previous = self._previous(incumbent, entrants)
         plans = {e.label: e.plan for e in (baseline, challenger) if e is not None}

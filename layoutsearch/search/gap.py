@@ -28,6 +28,7 @@ class SearchState:
         measured: candidates of kernels with a choice that were tried.
         candidates: how many there are.
         settled: whether the solution uses measured costs only.
+        refuted: kernels and transforms that ran faster than the device's limits allow, so that these bound nothing.
     """
 
     solution: tuple[int, ...]
@@ -38,6 +39,7 @@ class SearchState:
     measured: int
     candidates: int
     settled: bool
+    refuted: int = 0
 
     @property
     def gap(self) -> float:
@@ -97,6 +99,7 @@ def judge(solver: BatchSolver, beliefs: Beliefs, draws: Draws) -> SearchState:
         int((beliefs.measured & index.free).sum()),
         int(index.free.sum()),
         settled,
+        beliefs.refuted,
     )
 
 

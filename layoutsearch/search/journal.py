@@ -29,6 +29,8 @@ _FOREIGN_GRACE_S = 30.0
 _LONGEST_SLEEP_S = 0.05
 _TAIL_BYTES = 1 << 16
 
+MOVE_AWAY = "move the file away to start a new study, what was measured is kept in the records"
+
 
 class StorageError(LayoutSearchError):
     """The storage of a study cannot be used."""
@@ -200,10 +202,7 @@ class JournalFile(BaseJournalBackend):
         return [line + b"\n" for line in data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]]
 
     def _damaged(self, number: int) -> StorageError:
-        return StorageError(
-            f"{self._path}: line {number + 1} is damaged; move the file away to start a new study, what was measured "
-            "is kept in the records"
-        )
+        return StorageError(f"{self._path}: line {number + 1} is damaged; {MOVE_AWAY}")
 
     def _unusable(self, error: OSError) -> StorageError:
         why = error.strerror or str(error)

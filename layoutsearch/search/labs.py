@@ -12,10 +12,9 @@ import numpy as np
 
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.measure.builder import Builder
-from layoutsearch.measure.calibrate import profile_for, stored_profile
+from layoutsearch.measure.calibrate import CalibrationError, profile_for, stored_profile
 from layoutsearch.measure.device import Device, DeviceIdentity
-from layoutsearch.measure.operand_state import PREPARE
-from layoutsearch.measure.profile import DeviceProfile
+from layoutsearch.measure.profile import DeviceProfile, ProfileError
 from layoutsearch.measure.records import RecordContext, RecordStore
 from layoutsearch.plan.apply import target_json
 from layoutsearch.search.budget import Budget
@@ -30,6 +29,10 @@ from layoutsearch.targets import default_threads
 
 # A run with less time than this does not spend it on calibrating a device.
 _CALIBRATE_FROM_S = 180.0
+
+
+class _Stopped(Exception):
+    """The user stopped the run while its device was calibrated."""
 
 
 @dataclass(frozen=True)
@@ -130,12 +133,12 @@ class DeviceSource:
             builder = stack.enter_context(Builder(workers=workers, preload=("layoutsearch.search.jobs",)))
             identity = device.identity()
             templates = template_versions()
-            if not device.has_function(PREPARE):
+            if not device.places_operands:
                 # Other numbers than those of our server: never read as the same.
                 templates += " flush-all"
                 place.reporter.note(
                     "the device's server cannot place operands as a model does, so all but one are cold and kernels "
-                    "look slower; python -m layoutsearch.measure.server on the device can"
+                    "look slower; python -m layoutsearch.measure.server of this version on the device can"
                 )
             profile = _profile(device, setup, place)
             context = setup.context(identity, templates)
@@ -163,4 +166,18 @@ def _profile(device: Device, setup: ModelSetup, place: Workplace) -> DeviceProfi
     if place.budget.left_s < _CALIBRATE_FROM_S and stored_profile(device, setup.target) is None:
         place.reporter.step("not calibrated, and this run is too short for it: the plan will have no lower bound", 0)
         return None
-    return profile_for(device, setup.target, lambda text: place.reporter.step(text, 0))
+
+    def step(text: str) -> None:
+        # Calibrating takes up to a minute: a user who wants to stop waits for a step of it, not for all.
+        if place.budget.interrupted:
+            raise _Stopped
+        place.reporter.step(text, 0)
+
+    try:
+        return profile_for(device, setup.target, step)
+    except _Stopped:
+        return None
+    except (CalibrationError, ProfileError) as error:
+        # A night's run is worth more than its lower bound.
+        place.reporter.note(f"{error}; the plan will have no lower bound")
+        return None

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import tvm
 
-from layoutsearch.errors import SpaceError
+from layoutsearch.errors import LayoutSearchError, SpaceError
 from layoutsearch.layout.candidates import OpSpace
 from layoutsearch.layout.graph import LayoutGraph
 from layoutsearch.layout.layout import Layout
@@ -41,6 +41,16 @@ def algorithm_errors(
         for algorithm, outputs in wanted.items():
             found[name, algorithm] = winograd_error(kernel, outputs)
     return found
+
+
+def check_limit(max_rel_error: float) -> None:
+    """Refuse what is no limit: nothing compares with NaN, so it would let everything pass.
+
+    Raises:
+        LayoutSearchError: not above 0.
+    """
+    if not max_rel_error > 0:
+        raise LayoutSearchError(f"--max-rel-error {max_rel_error}: expected a number above 0, such as 1e-3")
 
 
 def within(spaces: Mapping[str, OpSpace], errors: Errors, limit: float) -> dict[str, OpSpace]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import zipfile
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import tvm
 from tvm import relax
 
+from layoutsearch.errors import LayoutSearchError
 from layoutsearch.model.load import LoadedModel
 
 Outputs = list[tuple[np.ndarray, ...]]
@@ -41,23 +44,33 @@ def cached_outputs(path: Path, key: str, compute: Callable[[], Outputs]) -> Outp
         return found
     outputs = compute()
     arrays = {f"{i}.{j}": array for i, row in enumerate(outputs) for j, array in enumerate(row)}
-    temporary = path.with_suffix(".tmp.npz")
-    np.savez_compressed(temporary, key=np.array(key), **arrays)  # type: ignore[arg-type]
-    temporary.replace(path)
+    temporary = path.with_suffix(f".{os.getpid()}.npz")
+    try:
+        np.savez_compressed(temporary, about=_about(key, arrays), **arrays)  # type: ignore[arg-type]
+        temporary.replace(path)
+    except OSError as error:
+        raise LayoutSearchError(f"cannot write {path}: {error.strerror or error}; free some space") from None
+    finally:
+        temporary.unlink(missing_ok=True)
     return outputs
+
+
+def _about(key: str, names: Iterable[str]) -> np.ndarray:
+    """What the file is of; its arrays' names too, which the checksums of an archive leave out."""
+    return np.array(f"{key} {' '.join(sorted(names))}")
 
 
 def _read(path: Path, key: str) -> Outputs | None:
     try:
         with np.load(path, allow_pickle=False) as data:
-            if str(data["key"]) != key:
+            names = [name for name in data.files if name != "about"]
+            if str(data["about"]) != str(_about(key, names)):
                 return None
             rows: dict[int, dict[int, np.ndarray]] = {}
-            for name in data.files:
-                if name != "key":
-                    i, j = map(int, name.split("."))
-                    rows.setdefault(i, {})[j] = data[name]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            for name in names:
+                i, j = map(int, name.split("."))
+                rows.setdefault(i, {})[j] = data[name]
+    except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error):
         # A cache: what cannot be read is made again.
         return None
     return [tuple(rows[i][j] for j in sorted(rows[i])) for i in sorted(rows)]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from layoutsearch.errors import LayoutSearchError
+from layoutsearch.search.owner import Owner
+
+# What differs where a digest does.
+_DIGESTS = {"fingerprint": "is of another model or of other input shapes", "candidates": "has another --space"}
 
 
 class RunFile:
@@ -34,28 +40,45 @@ class RunFile:
 
         Raises:
             LayoutSearchError: `resume` was asked for and there is no run, or one of another model, target, device or
-                options; or the folder cannot be written.
+                options; another run goes on in the folder; or it cannot be written.
         """
         before = self._read()
+        self._refuse_a_second_run(before)
         if resume and not before:
             raise LayoutSearchError(
                 f"--resume: there is no run in {self._path.parent}; leave --resume away to start one"
             )
         if resume:
-            options = before.get("options", {})
-            for key, value in {**self._about, **self._options}.items():
-                has = before.get(key) if key in self._about else options.get(key)
-                if has != value:
-                    raise LayoutSearchError(
-                        f"--resume: the run in {self._path.parent} has {key} {has!r}, this one {value!r}; "
-                        "use another --out, or leave --resume away"
-                    )
+            self._refuse_another_run({**_mapping(before, "options"), **{key: before.get(key) for key in self._about}})
         if all(before.get(key) == value for key, value in self._about.items()):
-            self._settled = dict(before.get("settled", {}))
+            self._settled = _mapping(before, "settled")
         began = before.get("began")
         self._goes_on = resume and before.get("state") != "done" and isinstance(began, int)
         self._began = began if self._goes_on else None
         self._write("running")
+
+    def _refuse_another_run(self, had: Mapping[str, Any]) -> None:
+        remedy = "use another --out, or leave --resume away"
+        for key, value in {**self._about, **self._options}.items():
+            # An option that run.json did not have when it was written says nothing.
+            has = had.get(key, value)
+            if has != value and key in _DIGESTS:
+                raise LayoutSearchError(f"--resume: the run in {self._path.parent} {_DIGESTS[key]}; {remedy}")
+            if has != value:
+                raise LayoutSearchError(
+                    f"--resume: the run in {self._path.parent} has {key} {has!r}, this one {value!r}; {remedy}"
+                )
+
+    def _refuse_a_second_run(self, before: Mapping[str, Any]) -> None:
+        """Two runs in one folder take each other's plan, and neither could be resumed."""
+        owner = Owner.from_json(before.get("owner"))
+        here = Owner.current()
+        if before.get("state") != "running" or owner is None or owner.host != here.host or owner.pid == here.pid:
+            return
+        if not owner.dead:
+            raise LayoutSearchError(
+                f"--out: a run goes on in {self._path.parent} (process {owner.pid}); wait for it, or use another --out"
+            )
 
     def since(self, mark: int) -> int | None:
         """The mark of the record store when the run began if it is gone on with; None if it begins now, at `mark`."""
@@ -92,14 +115,23 @@ class RunFile:
             "began": self._began,
             "settled": self._settled,
             "state": state,
+            "owner": Owner.current().to_json(),
         }
 
     def _write(self, state: str) -> None:
-        temporary = self._path.with_suffix(".tmp")
+        temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_text(json.dumps(self._content(state), indent=1) + "\n", encoding="utf-8")
             temporary.replace(self._path)
         except OSError as error:
             why = f"cannot write {self._path}: {error.strerror}"
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
             raise LayoutSearchError(f"--out: {why}; name another folder") from None
+
+
+def _mapping(data: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """An object within a file that a user may have changed; empty where it is none."""
+    found = data.get(key)
+    return dict(found) if isinstance(found, dict) else {}

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from layoutsearch.schedule import metaschedule
 from layoutsearch.schedule.value import TEMPLATES
 from layoutsearch.search.jobs import file_stamp
 from layoutsearch.search.numerics import Errors, algorithm_errors, within
+from layoutsearch.search.parameters import AssignmentSpace
 from layoutsearch.search.skeleton import Skeleton, build_skeleton
 from layoutsearch.search.whole import MAX_REL_ERROR, ModelSource
 from layoutsearch.search.workloads import kernel_nodes
@@ -62,6 +64,11 @@ class ModelSetup:
     fingerprint: str
     notes: tuple[str, ...] = ()
     errors: Errors = field(default_factory=dict, hash=False)
+
+    @cached_property
+    def assignments(self) -> AssignmentSpace:
+        """The choices of a search, called as the plan calls the operators."""
+        return AssignmentSpace.of(self.skeleton, {op.name: op.id for op in self.graph.ops})
 
     def context(self, device: DeviceIdentity, templates: str) -> RecordContext:
         """Context of the records that are made on a device."""

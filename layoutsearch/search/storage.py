@@ -10,11 +10,11 @@ from typing import Any
 
 import optuna
 import sqlalchemy as sa
-from optuna.exceptions import StorageInternalError
+from optuna.exceptions import OptunaError, StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 
 from layoutsearch.measure.results import one_line
-from layoutsearch.search.journal import JournalFile, StorageError
+from layoutsearch.search.journal import MOVE_AWAY, JournalFile, StorageError
 
 __all__ = ["JOURNAL", "StorageError", "open_storage", "storage_errors"]
 
@@ -43,9 +43,9 @@ def open_storage(storage: str | None, folder: Path) -> BaseStorage:
         StorageError: the storage cannot be used.
     """
     if storage is None:
-        return JournalStorage(JournalFile(folder / JOURNAL))
+        return _open_journal(folder / JOURNAL)
     if "://" not in storage:
-        return JournalStorage(JournalFile(Path(storage)))
+        return _open_journal(Path(storage))
     url = _url(storage)
     options: dict[str, Any] = {"pool_pre_ping": True}
     if url.get_backend_name() == "sqlite":
@@ -61,6 +61,15 @@ def open_storage(storage: str | None, folder: Path) -> BaseStorage:
         except RuntimeError as error:  # made by another version of Optuna, says its text
             why = one_line(error)
     raise StorageError(f"--storage {shown(storage)}: {why}")
+
+
+def _open_journal(path: Path) -> JournalStorage:
+    journal = JournalFile(path)
+    try:
+        return JournalStorage(journal)
+    except (AssertionError, AttributeError, LookupError, OptunaError, TypeError, ValueError):
+        # Every line is JSON, and Optuna makes nothing of one.
+        raise StorageError(f"{journal.path} is damaged: it has lines that are none of a study; {MOVE_AWAY}") from None
 
 
 def _open_database(storage: str, options: dict[str, Any]) -> RDBStorage:

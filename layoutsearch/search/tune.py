@@ -29,6 +29,7 @@ from layoutsearch.search.known import Request
 from layoutsearch.search.labs import DeviceSource, Labs, LabSource, Workplace
 from layoutsearch.search.lazy import LazySearch
 from layoutsearch.search.learned import Learned
+from layoutsearch.search.numerics import check_limit
 from layoutsearch.search.options import TuneOptions, TuneResult
 from layoutsearch.search.pool import Pool
 from layoutsearch.search.problem import NoAssignmentError
@@ -69,6 +70,7 @@ class _Run:
             require_toolchain(self.target)
         if options.trials < 1:
             raise LayoutSearchError(f"--trials {options.trials}: at least one assignment has to be timed")
+        check_limit(options.max_rel_error)
         if options.sampler not in SAMPLERS:
             raise LayoutSearchError(f"--sampler {options.sampler!r} is unknown; expected one of {', '.join(SAMPLERS)}")
         self.tuner = KernelTuner.named(options.kernel_tuner)
@@ -100,6 +102,8 @@ class _Run:
                     "trials": options.trials,
                     # None by default, as in files of before there was a choice.
                     "kernel_tuner": None if self.tuner is KernelTuner.TEMPLATE else self.tuner.value,
+                    "max_rel_error": options.max_rel_error,
+                    "candidates": self.setup.assignments.digest,
                 },
             )
             self.run_file.begin(options.resume)
@@ -135,7 +139,7 @@ class _Run:
         )
         if not setup.graph.anchors:
             return self._nothing_to_choose()
-        incumbent = self.decision.incumbent()
+        incumbent = self.decision.incumbent(self.options.max_rel_error)
         best, reserve = incumbent, min(_RESERVE_S, self.budget.left_s / 2)
         if best is None or self.resumed:
             # A resumed run goes the whole way again, from its records: what it knew when decides what it did next.
@@ -163,11 +167,19 @@ class _Run:
         )  # fmt: skip
         # Where a kernel fails in the first layout there is no plan yet, and nothing to reserve time for.
         state = self._explored(campaign, search, reserve if best else 0.0)
+        if state and state.refuted:
+            self.reporter.note(
+                f"{state.refuted} kernels and transforms ran faster than the device's calibrated limits allow, which "
+                "bound nothing then; run layoutsearch device calibrate while it is idle"
+            )
         pool.bound = Bound(state.lower_bound_us, state.strict_bound_us, CONFIDENCE) if state else None
         if not self.budget.interrupted:
             # The first plan of a run that was stopped was never timed, and its like competes anyway.
             rival = incumbent if incumbent is not None and incumbent.validation["plan_us"] else None
-            best = self.decision.decide(self.options.trials, self.options.seed, rival, self.run_file) or best
+            decided = self.decision.decide(self.options.trials, self.options.seed, rival, self.run_file)
+            if decided is not None or (best is incumbent and not self.budget.interrupted):
+                # A plan of an earlier run, where nothing builds any more, says nothing about this model.
+                best = decided
             for solution, us in self.decision.timed:
                 campaign.note_whole(solution, us)
         try:
@@ -180,7 +192,9 @@ class _Run:
             why = self.reporter.notes[-1] if self.reporter.notes else "no whole model was built"
             raise LayoutSearchError(f"no plan could be validated: {why}; {kept}")
         self.run_file.finish(self.budget.interrupted)
-        return self._result(best, _note(best) if best else f"stopped before a plan was validated; {kept}")
+        return self._result(
+            best, _note(best, self.decision.is_uncontested) if best else f"stopped before a plan was validated; {kept}"
+        )
 
     def _explored(self, campaign: Campaign, search: LazySearch, reserve_s: float) -> SearchState | None:
         """Where the search ends; None if some kernel has nothing that runs, which the decision explains."""
@@ -245,12 +259,17 @@ class _Run:
         return self._result(plan, note)
 
 
-def _note(plan: LayoutPlan) -> str:
+def _note(plan: LayoutPlan, is_uncontested: bool) -> str:
     validation = plan.validation
     if validation["accepted"]:
         low, high = validation["speedup_ci"]
         return (
             f"{validation['speedup']:.3f}x (95 % interval {low:.3f} to {high:.3f}) against {validation['baseline']}, "
             f"{len(plan.transforms)} transforms"
+        )
+    if is_uncontested:
+        return (
+            f"there was no time to compare anything with {validation['baseline']}, which the plan is; "
+            "give a longer --time-budget"
         )
     return f"nothing beat {validation['baseline']}; the plan is that baseline"

@@ -349,3 +349,13 @@ def test_a_linker_that_fails_is_one_line(files: Path, tmp_path: Path) -> None:
 
 def test_a_copy_of_the_plan_is_as_good(files: Path, plan: LayoutPlan) -> None:
     assert LayoutPlan.from_json(copy.deepcopy(plan.to_json())) == plan
+
+
+@pytest.mark.parametrize("command", ["tune", "check"])
+def test_a_limit_that_nothing_compares_with(files: Path, tmp_path: Path, capfd: Capture, command: str) -> None:
+    args = {
+        "tune": ["tune", files / "stem.json", "--out", tmp_path / "out"],
+        "check": ["check", files / "outputs.json", "--plan", files / "plan.json"],
+    }
+    assert "--max-rel-error" in refused(capfd, *args[command], "--max-rel-error", "nan")
+    assert not (tmp_path / "out").exists()

@@ -17,7 +17,7 @@ import pytest
 from layoutsearch.measure.records import RecordStore
 from layoutsearch.plan.plan import LayoutPlan
 from tests.cli.conftest import Tuned
-from tests.cli.running import call, command, environment, last_json, refused
+from tests.cli.running import SPACE, call, command, environment, last_json, refused
 
 Capture = pytest.CaptureFixture[str]
 
@@ -146,10 +146,15 @@ def test_kill_9_then_resume(files: Path, tmp_path: Path, tuned: Tuned, capfd: Ca
 def test_resume_refuses_another_run(files: Path, tmp_path: Path, tuned: Tuned, capfd: Capture) -> None:
     rest = ["--space", files / "space.toml", "--quiet", "--resume", "--out", tuned.out]
     assert "threads 1" in refused(capfd, "tune", files / "stem.json", *rest, "--threads", 2)
-    assert "fingerprint" in refused(capfd, "tune", files / "residual.json", *rest, "--threads", 1)
+    assert "another model" in refused(capfd, "tune", files / "residual.json", *rest, "--threads", 1)
     line = refused(capfd, "tune", files / "stem.json", *rest, "--threads", 1, "--target", "llvm -mcpu=core2")
     assert "target" in line
     assert "core2" in line
+    one = [*rest, "--threads", 1, "--trials", 2]
+    assert "max_rel_error" in refused(capfd, "tune", files / "stem.json", *one, "--max-rel-error", 0.1)
+    other = tmp_path / "space.toml"
+    other.write_text(SPACE.replace("layouts = [", 'layouts = ["NHWC", '))
+    assert "--space" in refused(capfd, "tune", files / "stem.json", *one, "--space", other)
     assert "no run" in refused(capfd, "tune", files / "stem.json", *rest[:-1], tmp_path / "empty", "--threads", 1)
     assert LayoutPlan.load(tuned.plan)
 
@@ -160,3 +165,16 @@ def test_a_second_run_starts_from_the_records(files: Path, tmp_path: Path, tuned
     code, out, err = call(capfd, "tune", files / "stem.json", *rest, "--records", records, "--out", tmp_path / "out")
     assert code == 0, err
     assert last_json(out)["kernels_measured"] <= tuned.result["kernels_measured"] / 4
+
+
+def test_two_runs_do_not_share_a_folder(files: Path, tmp_path: Path, capfd: Capture) -> None:
+    rest = ["--space", files / "space.toml", "--threads", 1, "--trials", 2]
+    with _tuning(files, tmp_path / "out") as run:
+        run.wait_for("records")
+        line = refused(capfd, "tune", files / "stem.json", *rest, "--out", run.out, "--quiet")
+        assert "--out" in line
+        assert str(run.process.pid) in line
+        run.process.kill()
+        run.end()
+    code, _, err = call(capfd, "tune", files / "stem.json", *rest, "--out", run.out, "--time-budget", "10s", "--json")
+    assert code == 0, err

@@ -259,3 +259,23 @@ def test_a_roof_has_the_name_of_what_bounds() -> None:
     roof = BOUNDS.transform_roof(key)
     assert roof.us == BOUNDS.transform_us(key)
     assert roof.name == "memory"
+
+
+def test_only_what_is_emptied_makes_weights_cold() -> None:
+    """No flush where a fourth cache holds the model: its weights may lie in the third."""
+    levels = (*LEVELS[:3], MemoryLevel("l4", 128 << 20, 20.0), LEVELS[3])
+    bounds = Bounds(replace(PROFILE, levels=levels), allowance=0.0)
+    facts = replace(elementwise(64, weights=2 << 20), footprint=64 << 20)
+    assert bounds.kernel_roof(facts, None) == BOUNDS.kernel_roof(replace(facts, footprint=16 << 20), None)
+    assert bounds.kernel_us(replace(facts, footprint=256 << 20), None) == BOUNDS.kernel_us(facts, None)
+
+
+def test_a_device_that_tells_of_no_caches_flushes_less_than_its_levels_say() -> None:
+    """Its server takes the last cache for a usual one, and leaves the weights of a small model where they are."""
+    levels = (LEVELS[0], MemoryLevel("l2", 512 << 10, 100.0), LEVELS[3])
+    told, untold = (Bounds(replace(PROFILE, levels=levels, told=told), allowance=0.0) for told in (True, False))
+    weights = 100 << 10
+    small, large = (replace(elementwise(64, weights=weights), footprint=f) for f in (4 << 20, 16 << 20))
+    assert told.kernel_roof(small, None).name == "memory"
+    assert untold.kernel_us(small, None) < told.kernel_us(small, None)
+    assert untold.kernel_us(large, None) == told.kernel_us(large, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,7 +48,11 @@ def test_other_devices_and_versions_have_libraries_of_their_own(tmp_path: Path, 
     assert not list(CostLibrary(replace(IDENTITY, **other), tmp_path).models())
 
 
-@pytest.mark.parametrize("content", [b"", b"{", gzip.compress(b"[]"), gzip.compress(b'{"schema": "other"}')])
+# What is packed is damaged, not its checksum at the end.
+FLIPPED = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\xff" + b"\xff" * 40
+
+
+@pytest.mark.parametrize("content", [b"", b"{", gzip.compress(b"[]"), gzip.compress(b'{"schema": "other"}'), FLIPPED])
 def test_a_file_that_cannot_be_read_is_left_out(tmp_path: Path, content: bytes) -> None:
     library = CostLibrary(IDENTITY, tmp_path)
     library.save(rows("a"))
@@ -59,3 +64,19 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(LibraryError, match="LAYOUTSEARCH_HOME"):
         CostLibrary(IDENTITY, tmp_path / "file").save(rows("a"))
+
+
+@pytest.mark.parametrize("us", [0.0, -1.0, float("nan"), float("inf"), "fast", None])
+@pytest.mark.parametrize("of", ["kernels", "transforms", "wholes"])
+def test_a_file_with_what_is_no_time_is_left_out(tmp_path: Path, of: str, us: object) -> None:
+    library = CostLibrary(IDENTITY, tmp_path)
+    library.save(rows("a"))
+    library.save(rows("b"))
+    path = library.folder / "b.json.gz"
+    data = json.loads(gzip.decompress(path.read_bytes()))
+    if of == "wholes":
+        data[of][0]["us"] = us
+    else:
+        data[of][0][2] = us
+    path.write_bytes(gzip.compress(json.dumps(data).encode()))
+    assert [found.model for found in library.models()] == ["a"]

@@ -168,3 +168,13 @@ def test_a_run_tells_how_its_searches_go_on() -> None:
     mean = [i.moments(np.array([2]))[0][0] for i in (steady, Improvement(), late)]
     assert mean[0] < mean[1] < mean[2]
     assert late.moments(np.array([8]))[0][0] < mean[1]
+
+
+def test_a_floor_that_a_measurement_is_below_is_refuted_and_none_need_be_trusted() -> None:
+    low = prior(floor=50.0)
+    assert Posterior(low, evidence({3: 60.0, 4: 50.0})).refuted == 0
+    posterior = Posterior(low, evidence({3: 40.0, 4: 60.0}, dead=(5,)))
+    assert posterior.refuted == 1
+    strict = posterior.strict(trust=False)
+    assert strict[[3, 4, 5, 6]] == pytest.approx([40.0, 60.0, np.inf, 0.0])
+    assert Posterior(low, evidence({3: 49.0}, noise=0.05)).refuted == 0, "it may have been luck"

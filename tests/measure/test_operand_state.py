@@ -8,9 +8,13 @@ import sys
 import pytest
 from conftest import SIZE
 
+from layoutsearch.errors import DeviceError
+from layoutsearch.measure import operand_state
 from layoutsearch.measure.device import Device
+from layoutsearch.measure.farm import LocalFarm
 from layoutsearch.measure.kernels import KernelCall, TensorSpec
-from layoutsearch.measure.operand_state import PREPARE
+from layoutsearch.measure.operand_state import PREPARE, PROTOCOL
+from layoutsearch.measure.session import Session, connect
 
 CHECK = """
 import numpy as np, tvm
@@ -45,3 +49,43 @@ def test_kernels_are_timed_with_any_operands_cold(kernel_lib: str, cold: tuple[i
         (measurement,) = device.time_kernels(kernel_lib, [KernelCall("add_one", (floats, floats), cold)], repeat=3)
     assert measurement.ok, measurement.error
     assert len(measurement.samples_us) == 3
+
+
+def test_the_function_is_named_for_its_protocol() -> None:
+    """A board's server may be of another version; its times would be taken for ours."""
+    assert PROTOCOL in PREPARE
+
+
+class _Boards:
+    """The first session is of our server, those after it of one that does not place operands in our way."""
+
+    def __init__(self) -> None:
+        self._farm = LocalFarm(servers=1, threads=1, key="board")
+        self._farm.__enter__()
+        self._opened = 0
+
+    def open(self, limit_s: float) -> Session:
+        session = connect(self._farm.host, self._farm.ensure(), self._farm.key, limit_s)
+        self._opened += 1
+        if self._opened > 1:
+            ours = session.function
+            session.function = lambda name: None if name == PREPARE else ours(name)  # type: ignore[method-assign]
+        return session
+
+    def close(self) -> None:
+        self._farm.close()
+
+
+def test_boards_of_one_key_that_time_in_other_ways_are_refused() -> None:
+    with Device(_Boards(), "board", 1) as device:
+        assert device.places_operands
+        with pytest.raises(DeviceError, match="different versions"):
+            device.new_session(10.0)
+
+
+def test_only_the_caches_of_the_threads_that_run_hold_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a profile; else weights would be left where its bounds say they are not."""
+    caches = [{"level": 1, "bytes": 1 << 15, "count": 8}, {"level": 3, "bytes": 1 << 24, "count": 4}]
+    monkeypatch.setattr(operand_state, "_caches", lambda: tuple(caches))
+    held = {threads: operand_state.shared_cache_bytes(threads) for threads in (1, 2, 8)}
+    assert held == {1: 1 << 24, 2: 2 << 24, 8: 4 << 24}

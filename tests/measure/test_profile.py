@@ -95,8 +95,18 @@ def test_any_device_key_names_a_file_in_the_folder(store: ProfileStore, key: str
 
 def test_another_version_is_refused(store: ProfileStore) -> None:
     store.save(PROFILE, IDENTITY)
-    change(store, version=PROFILE_VERSION + 1)
-    assert f"version {PROFILE_VERSION + 1}" in refusal(store)
+    for version in (PROFILE_VERSION - 1, PROFILE_VERSION + 1, None, True):
+        change(store, version=version)
+        line = refusal(store)
+        assert f"version {version}" in line
+        assert "layoutsearch device calibrate" in line
+
+
+def test_what_an_older_version_recorded_is_read() -> None:
+    data = {**PROFILE.to_json(), "version": 1}
+    assert DeviceProfile.from_json(data) == replace(PROFILE, version=1)
+    with pytest.raises(ProfileError):
+        DeviceProfile.from_json({**data, "version": 0})
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"profile"', "\x00\xff", "null"])

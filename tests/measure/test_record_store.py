@@ -222,3 +222,36 @@ def test_a_file_of_the_first_format_is_brought_up_to_date(path: Path) -> None:
     with RecordStore(path) as store:
         assert len(list(store.records())) == 3
         assert store.workload_facts() == {"conv": FACTS}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE kernels SET samples_us = '[1.0,'",
+        "UPDATE kernels SET samples_us = '[-3.0]'",
+        "UPDATE kernels SET samples_us = '[]'",
+        "UPDATE kernels SET status = 'well'",
+        "UPDATE models SET samples_us = '[1.0]'",
+        "UPDATE workloads SET facts = '{}'",
+    ],
+)
+def test_a_value_that_was_changed_in_the_file_is_one_line(path: Path, change: str) -> None:
+    with RecordStore(path) as store:
+        store.add(ok("w"))
+        store.add_models(ModelRecord(CONTEXT, "m", {"a": (1.0,)}))
+        store.add_workloads(WorkloadRecord("w", "a convolution", FACTS))
+    database = sqlite3.connect(path)
+    database.execute(change)
+    database.commit()
+    database.close()
+
+    def read() -> None:
+        with RecordStore(path) as store:
+            list(store.records())
+            list(store.models(CONTEXT, "m"))
+            store.workload_records()
+
+    with pytest.raises(LayoutSearchError, match="damaged") as caught:
+        read()
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)

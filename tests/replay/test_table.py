@@ -225,3 +225,45 @@ def test_what_was_not_recorded_is_one_clear_error(table: Table) -> None:
     node = table.skeleton.nodes[0]
     with pytest.raises(TableError, match=r"has no measurement of .*bench record"):
         partial.of(node.workload, node.choices[0])
+
+
+def test_profiles_of_older_versions_are_read_and_damaged_ones_name_the_table(table: Table) -> None:
+    assert table.profile is not None
+    profile = {**table.profile.to_json(), "version": 1}
+    older = replace(table, header=replace(table.header, profile=profile))
+    assert older.profile == replace(table.profile, version=1)
+    damaged = replace(table, header=replace(table.header, profile={**profile, "levels": []}))
+    with pytest.raises(TableError, match=table.source):
+        assert damaged.profile
+    assert replace(table, header=replace(table.header, profile=None)).profile is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value", "words"),
+    [
+        ("kernel", "u", [-1.0], "no time"),
+        ("kernel", "u", [float("nan")], "NaN"),
+        ("kernel", "b", float("inf"), "Infinity"),
+        ("whole", "u", [1e300, -1e-9], "no time"),
+        ("node", "members", [], "members"),
+        ("node", "members", [1], "members"),
+        ("tensor", "made", ["0"], "made"),
+        ("tensor", "made", [99], "do not belong together"),
+        ("tensor", "producer", 10**30, "do not belong together"),
+        ("tensor", "uses", [[0, []]], "do not belong together"),
+        ("tensor", "shape", [[1], 3, 4, 5], "shape"),
+    ],
+)
+def test_a_line_that_was_edited_is_refused(
+    table: Table, tmp_path: Path, kind: str, field: str, value: object, words: str
+) -> None:
+    path = tmp_path / "t.jsonl.gz"
+    table.save(path)
+    objects = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    number = max(i for i, data in enumerate(objects) if data["is"] == kind and field in data)
+    objects[number][field] = value
+    path.write_bytes(gzip.compress("".join(json.dumps(data) + "\n" for data in objects).encode()))
+    with pytest.raises(TableError, match=words) as caught:
+        Table.load(path)
+    assert str(path) in str(caught.value)
+    assert "together" in words or f":{number + 1}:" in str(caught.value)

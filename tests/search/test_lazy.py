@@ -247,3 +247,14 @@ def test_limits_on_new_candidates() -> None:
 def test_the_digest_tells_searches_apart() -> None:
     assert make(15)[2].digest == make(15)[2].digest
     assert len({make(15)[2].digest, make(16)[2].digest, make(15, gap=0.5)[2].digest}) == 3
+
+
+def test_bounds_that_a_measurement_refutes_bound_nothing() -> None:
+    """A device that was calibrated while it was busy has limits that are too low, and bounds that are too high."""
+
+    world = World(residual_skeleton(2, blocks=2), 2)
+    _, _, search = make(2, world=world, bounds=WorldBounds(world, 1.5))
+    assert search.state().refuted == 0
+    state = search.exhaust()
+    assert state.refuted > 0
+    assert state.strict_bound_us <= optimum(world) * (1 + 1e-9)

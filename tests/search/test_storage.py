@@ -54,6 +54,18 @@ def test_what_cannot_be_used_is_an_error_of_one_line(tmp_path: Path, text: str, 
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("line", ['{"a": 1}', "[1]", "3", '{"op_code": 99, "worker_id": "w"}', '{"op_code": 0}'])
+def test_a_journal_with_a_line_of_something_else_is_an_error_of_one_line(tmp_path: Path, line: str) -> None:
+    optuna.create_study(storage=open_storage(None, tmp_path), study_name="s").ask()
+    path = tmp_path / "study.journal"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], line, *lines[1:]]) + "\n")
+    with pytest.raises(StorageError, match="move the file away") as caught:
+        open_storage(None, tmp_path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(("driver", "package"), [("psycopg2", "psycopg2-binary"), ("psycopg", r"'psycopg\[binary\]'")])
 def test_a_missing_driver_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, package: str) -> None:
     monkeypatch.setitem(sys.modules, driver, None)

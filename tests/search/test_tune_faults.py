@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -11,7 +12,10 @@ import tvm
 
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.layout.space import parse_space
-from layoutsearch.search import kernels, whole
+from layoutsearch.measure.calibrate import CalibrationError
+from layoutsearch.measure.profile import HOME_VARIABLE
+from layoutsearch.search import kernels, labs, whole
+from layoutsearch.search.budget import Budget
 from layoutsearch.search.tune import TuneOptions, TuneResult, run_tune
 from tests.cli.running import SPACE
 from tests.models import nets
@@ -70,3 +74,36 @@ def test_a_module_in_memory_is_tuned_as_a_file_is(tmp_path: Path) -> None:
     assert second.plan is not None
     assert first.plan.fingerprint == second.plan.fingerprint
     assert second.kernels_measured < first.kernels_measured
+
+
+def test_a_run_that_is_stopped_does_not_begin_to_calibrate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
+    budget = Budget()
+    budget.interrupt()
+    options = TuneOptions(space=parse_space(SPACE, "test"), trials=1, threads=1, out=tmp_path / "out")
+    result = run_tune(nets.stem((1, 3, 16, 16)), options, budget=budget)
+    assert result.interrupted
+    assert result.plan is None
+    assert not (tmp_path / "home" / "devices").exists()
+
+
+def test_a_plan_of_an_earlier_run_has_to_be_within_the_limit_of_this_one(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    plan = _tune(out).plan
+    assert plan is not None
+    # Found within a limit that was larger.
+    replace(plan, validation={**plan.validation, "max_rel_error": 0.5}).save(out / "plan.json")
+    again = _tune(out).plan
+    assert again is not None
+    assert again.validation["max_rel_error"] < 1e-3
+
+
+def test_a_calibration_that_fails_costs_the_bound_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise CalibrationError("the server was killed")
+
+    monkeypatch.setattr(labs, "profile_for", fail)
+    monkeypatch.setattr(labs, "_CALIBRATE_FROM_S", 0.0)
+    result = _tune(tmp_path / "out")
+    assert result.plan is not None
+    assert any("the server was killed" in note and "no lower bound" in note for note in result.notes)
