@@ -236,6 +236,5 @@ def _modeled(case: _Case, model: CostModel) -> list[float]:
             for node, choice in zip(skeleton.nodes, whole.solution, strict=True)
         )
         moves = skeleton.transforms(whole.solution)
-        calls = (len(skeleton.nodes) + len(moves)) * model.machine.vm_call_us
-        found.append(float(sum(kernels[n] for n in nodes) + sum(transforms[k] for k in moves)) + calls)
+        found.append(float(sum(kernels[n] for n in nodes) + sum(transforms[k] for k in moves)))
     return found

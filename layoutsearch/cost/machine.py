@@ -37,7 +37,6 @@ class Machine:
         l3_gb_s: from the last level, all threads together.
         memory_gb_s: from memory, all threads together.
         call_us: a parallel kernel that does nothing.
-        vm_call_us: what a model's virtual machine adds to each kernel; nominally nothing.
     """
 
     lanes: int
@@ -52,7 +51,6 @@ class Machine:
     l3_gb_s: float
     memory_gb_s: float
     call_us: float
-    vm_call_us: float = 0.0
 
     @classmethod
     def nominal(cls, target: TargetInfo) -> Machine:
@@ -84,7 +82,6 @@ class Machine:
             l3_gb_s=last.gb_s if last else base.l3_gb_s,
             memory_gb_s=profile.memory_gb_s,
             call_us=profile.call_us,
-            vm_call_us=profile.vm_call_us,
         )
 
     @property

@@ -33,7 +33,7 @@ class WholeShape:
     """An assignment, in the additive model.
 
     Attributes:
-        additive_us: kernels and transforms added up, with what the virtual machine adds to each.
+        additive_us: kernels and transforms added up.
         log_additive: its natural logarithm.
         calls_per_us: kernels and transforms in a microsecond: what every call costs counts that often.
         transform_share: share of the time in layout changes.
@@ -76,7 +76,7 @@ def whole_shape(
     """
     moved = sum(us for _, us in transforms)
     calls = len(kernels) + len(transforms)
-    total = max(1e-9, sum(us for *_, us in kernels) + moved + calls * machine.vm_call_us)
+    total = max(1e-9, sum(us for *_, us in kernels) + moved)
     shares = dict.fromkeys(("memory", "short", "last", "blocked"), 0.0)
     weights = over = 0.0
     for facts, choice, us in kernels:

@@ -46,19 +46,18 @@ def transform_us(key: TransformKey, lab: Lab) -> float:
     return _CALL_US + 2 * key.bytes / _FASTEST_BYTES_US
 
 
-def build_program(skeleton: Skeleton, lab: Lab, call_us: float = 0.0) -> Program:
+def build_program(skeleton: Skeleton, lab: Lab) -> Program:
     """Kernels with their measured times (unmeasured ones are impossible), transforms measured or optimistic.
 
     Args:
         skeleton: the problem without costs.
         lab: what is measured.
-        call_us: what the model's runtime adds to each kernel and transform.
     """
 
     return Program(
         skeleton,
         skeleton.problem(
-            lambda workload, choice: lab.of(workload, choice).best_us + call_us,
-            lambda key: transform_us(key, lab) + call_us,
+            lambda workload, choice: lab.of(workload, choice).best_us,
+            lambda key: transform_us(key, lab),
         ),
     )

@@ -51,13 +51,12 @@ class Beliefs:
         model: predicts the rest.
         bounds: what nothing can beat; without them that is 0.
         refit: makes a model out of this run's rows; None keeps the first one.
-        call_us: what the model's runtime adds to every kernel and transform.
     """
 
     def __init__(
-        self, index: CostIndex, lab: Lab, model: CostModel, bounds: Bounds | None, refit: Refit | None, call_us: float
+        self, index: CostIndex, lab: Lab, model: CostModel, bounds: Bounds | None, refit: Refit | None
     ) -> None:
-        self.index, self._lab, self._bounds, self._refit, self._call_us = index, lab, bounds, refit, call_us
+        self.index, self._lab, self._bounds, self._refit = index, lab, bounds, refit
         self._next_fit, self._refitted = _REFIT_FROM, False
         kinds = [(w.facts.kind, str(c) if c is not None else "") for w, c in index.pairs]
         self._kernel_labels = _numbered([k for k, _ in kinds]), index.groups, _numbered(kinds)
@@ -118,15 +117,15 @@ class Beliefs:
 
     def draw(self, rng: np.random.Generator, size: int) -> Costs:
         """Costs drawn together, shapes (size, pairs) and (size, transforms)."""
-        return self._called(self.kernels.draw(rng, size), self.transforms.draw(rng, size))
+        return self.kernels.draw(rng, size), self.transforms.draw(rng, size)
 
     def mean(self) -> Costs:
         """Expected costs."""
-        return self._called(self.kernels.mean(), self.transforms.mean())
+        return self.kernels.mean(), self.transforms.mean()
 
     def optimistic(self, quantile: float) -> Costs:
         """The low quantile of each cost by itself."""
-        return self._called(self.kernels.optimistic(quantile), self.transforms.optimistic(quantile))
+        return self.kernels.optimistic(quantile), self.transforms.optimistic(quantile)
 
     @property
     def refuted(self) -> int:
@@ -136,7 +135,7 @@ class Beliefs:
     def strict(self) -> Costs:
         """What no cost is below. Where one bound is refuted, none of them counts."""
         trust = not self.refuted
-        return self._called(self.kernels.strict(trust), self.transforms.strict(trust))
+        return self.kernels.strict(trust), self.transforms.strict(trust)
 
     def present(self) -> Costs:
         """The fastest measured so far, without its luck; else the expected cost, `inf` where nothing runs."""
@@ -146,10 +145,7 @@ class Beliefs:
             (self.transform_evidence, self.transforms),
         ):
             found.append(np.where(evidence.seen, evidence.typical_us, posterior.mean()))
-        return self._called(*found)
-
-    def _called(self, kernels: FloatArray, transforms: FloatArray) -> Costs:
-        return kernels + self._call_us, transforms + self._call_us
+        return found[0], found[1]
 
     def _predicted(self, model: CostModel) -> tuple[Prior, Prior]:
         pairs, moves = self.index.pairs, self.index.transforms

@@ -49,7 +49,6 @@ class LazySearch:
         model: predicts what is not measured; without one, the base of the cost model with its wide prior.
         bounds: what nothing can beat.
         seed: of all draws.
-        call_us: what the model's runtime adds to every kernel and transform.
         gap: to stop at.
         batch: steps that are measured together; twice the number of build workers keeps them busy.
         refit: where there is no model: makes one, of no rows first and of this run's when there are enough. The
@@ -66,7 +65,6 @@ class LazySearch:
         bounds: Bounds | None = None,
         *,
         seed: int = 0,
-        call_us: float = 0.0,
         gap: float = 0.01,
         batch: int = racing.BATCH,
         refit: Refit | None = None,
@@ -82,7 +80,7 @@ class LazySearch:
             refit = None
         self.solver = BatchSolver(skeleton)
         self.index = self.solver.index
-        self.beliefs = Beliefs(self.index, lab, model, bounds, refit, call_us)
+        self.beliefs = Beliefs(self.index, lab, model, bounds, refit)
         self._judged: tuple[SearchState, Draws] | None = None
 
     @property

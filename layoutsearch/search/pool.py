@@ -69,7 +69,6 @@ class Pool:
         skeleton: the layout problem.
         layouts: uniform layouts of the search space.
         lab: knows kernels, and measures transforms.
-        call_us: what the model's runtime adds to each kernel and transform.
         budget: when to stop measuring.
         reporter: told of progress.
     """
@@ -80,17 +79,16 @@ class Pool:
         skeleton: Skeleton,
         layouts: Sequence[Layout],
         lab: Lab,
-        call_us: float,
         budget: Budget,
         reporter: Reporter,
     ) -> None:
         self.context, self._skeleton, self._layouts, self._lab = context, skeleton, tuple(layouts), lab
-        self._call_us, self._budget, self._reporter = call_us, budget, reporter
+        self._budget, self._reporter = budget, reporter
         self.bound: Bound | None = None
 
     def program(self) -> Program:
         """The exact program of what is measured now."""
-        return build_program(self._skeleton, self._lab, self._call_us)
+        return build_program(self._skeleton, self._lab)
 
     def entrants(self, trials: int) -> tuple[Program, list[Entrant]]:
         """Uniform assignments and several times `trials` others, best first; the transforms of all are measured.

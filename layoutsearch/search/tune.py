@@ -132,7 +132,7 @@ class _Run:
         learned = Learned(labs.context, profile, target, setup.fingerprint)
         context = PlanContext(setup.loaded, setup.graph, setup.fingerprint, self.target, labs.identity, setup.errors)
         machine = Machine.of(profile, target)
-        pool = Pool(context, setup.skeleton, setup.layouts, lab, machine.vm_call_us, self.budget, self.reporter)
+        pool = Pool(context, setup.skeleton, setup.layouts, lab, self.budget, self.reporter)
         times = WholeTimes(self.store, labs.context, setup.fingerprint, labs.whole.weights)
         self.decision = Decision(
             pool, lab, labs.whole, times, learned.correction(), machine, self.out, self.budget, self.reporter
@@ -157,7 +157,6 @@ class _Run:
             # Limits that were measured on a busy device may be too low, and bounds from them too high.
             Bounds(profile) if profile and not profile.is_doubtful else None,
             seed=self.options.seed,
-            call_us=machine.vm_call_us,
             refit=learned.refit,
             reporter=self.reporter,
         )

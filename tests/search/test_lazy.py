@@ -226,13 +226,6 @@ def test_proposals_differ_use_what_is_good_and_need_less_and_less() -> None:
     assert search.evaluate(proposals[0]) <= cost + 1e-9
 
 
-def test_calls_cost_their_time() -> None:
-    world, _, search = make(13, call_us=10.0)
-    plain = make(13, world=world)[2]
-    extra = search.exhaust().cost_us - plain.exhaust().cost_us
-    assert extra >= 10.0 * len(world.skeleton.nodes) - 1e-6
-
-
 def test_limits_on_new_candidates() -> None:
     _, _, search = make(14)
     search.measure(search.next_batch(new=3))
