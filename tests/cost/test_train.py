@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> Iterator[RecordStore]:
 
 def test_the_best_schedule_of_each_candidate_by_its_latest_measurement(store: RecordStore) -> None:
     store.add(
-        record("w1", str(PACKED), "a", 2.0, 1.0, 2.0, 9.0, 9.0),
+        record("w1", str(PACKED), "a", 2.0, 1.0, 2.0, 2.0, 9.0),
         record("w1", str(PACKED), "b", 1.0),
         record("w1", str(PACKED), "b", 3.0),
         record("w1", str(PACKED), "c", 0.5),
