@@ -105,8 +105,8 @@ _BURST = 1.5
 def expected_us(measurement: Measurement) -> float:
     """What a kernel takes on average: the mean of the samples, each counted as at most 1.5 times the median.
 
-    The time of a model is the sum of its kernels' expected times. Samples are skewed, so medians add up to some per cent
-    less; a burst of other work is many times the median and says nothing of the kernel. Infinite for a failure.
+    The time of a model is the sum of its kernels' expected times. Samples are skewed, so medians add up to a few per
+    cent less; a burst of other work is many times the median and says nothing of the kernel. Infinite for a failure.
     """
     if not measurement.ok:
         return float("inf")
