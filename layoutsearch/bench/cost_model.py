@@ -15,6 +15,7 @@ import pandas as pd
 from layoutsearch.cost.correction import Correction, WholeRow
 from layoutsearch.cost.model import CostModel
 from layoutsearch.cost.train import Rows, rows_of
+from layoutsearch.cost.views import is_view
 from layoutsearch.cost.whole import WholeShape, whole_shape
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.measure.profile import DeviceProfile
@@ -36,7 +37,8 @@ class Evaluation:
     """Predictions beside measurements, one row each.
 
     Attributes:
-        kernels: table, workload, summary, kind, candidate, count, us, predicted_us, sigma.
+        kernels: table, workload, summary, kind, candidate, count, us, predicted_us, sigma, view (costs nothing by
+            construction: a part of choices, not of errors).
         transforms: table, workload, candidate, us, predicted_us, sigma.
         wholes: table, label, us, additive_us (of measured parts), modeled_us (of predicted parts), corrected_us,
             sigma, and own_K_us after K timings of the same model (median over which ones they are).
@@ -118,6 +120,7 @@ def _kernels(case: _Case, model: CostModel) -> pd.DataFrame:
             "us": [row.us for row in rows],
             "predicted_us": found.us,
             "sigma": found.sigma,
+            "view": [is_view(row.facts, row.choice) for row in rows],
         }
     )
 

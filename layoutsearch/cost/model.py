@@ -29,8 +29,10 @@ from layoutsearch.cost.features import (
 from layoutsearch.cost.machine import Machine
 from layoutsearch.cost.regress import Data, Prior, Regressor
 from layoutsearch.cost.rows import KernelRow, TransformRow
+from layoutsearch.cost.views import is_view
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.layout.transform import TransformKey
+from layoutsearch.measure.results import VIEW_US
 from layoutsearch.schedule.target import TargetInfo
 from layoutsearch.targets import as_target, default_threads
 
@@ -44,6 +46,7 @@ SCHEMA = "layoutsearch.cost/1"
 # factor of two either way; transforms, whose inner loops vary more, to a factor of three.
 KERNEL_PRIOR = Prior(0.0, Spread(0.5, 0.5))
 TRANSFORM_PRIOR = Prior(0.0, Spread(0.6, 0.9))
+_VIEW_SIGMA = 0.01
 
 
 class ModelMismatch(LayoutSearchError):
@@ -131,6 +134,8 @@ class CostModel:
         if target is None:
             target = _target(profile)
         machine = Machine.of(profile, target)
+        # What costs nothing teaches nothing about what does.
+        kernel_rows = [row for row in kernel_rows if not is_view(row.facts, row.choice)]
         kernels = Regressor.fit(_kernel_data(kernel_rows, machine), KERNEL_PRIOR, seed)
         transforms = Regressor.fit(_transform_data(transform_rows, machine), TRANSFORM_PRIOR, seed)
         return cls(machine, identity or ModelIdentity(), kernels, transforms, (len(kernel_rows), len(transform_rows)))
@@ -154,7 +159,8 @@ class CostModel:
         """Times of kernels, each under a candidate or None for a frozen one."""
         base = np.log([kernel_base(facts, choice, self.machine).us for facts, choice in kernels])
         mean, sigma = self._kernels.predict(kernel_features(kernels, self.machine))
-        return Prediction(base + mean, sigma)
+        views = np.array([is_view(facts, choice) for facts, choice in kernels], dtype=bool)
+        return Prediction(np.where(views, math.log(VIEW_US), base + mean), np.where(views, _VIEW_SIGMA, sigma))
 
     def transforms(self, keys: Sequence[TransformKey]) -> Prediction:
         """Times of layout changes that stand alone."""
