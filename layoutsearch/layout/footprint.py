@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from layoutsearch.layout.graph import LayoutGraph
 
-_SMALLEST, _STEP = 1 << 16, 4
+_SMALLEST, _LARGE = 1 << 16, 64 << 20
 
 
 def footprint(graph: LayoutGraph) -> int:
@@ -27,8 +27,8 @@ def footprint(graph: LayoutGraph) -> int:
 
 
 def footprint_class(size: int) -> int:
-    """The power of four (times 64 KiB) that holds `size` bytes: kernels of models as large share their measurements."""
+    """The power of two that holds `size` bytes, of four beyond 64 MiB: kernels of models as large share measurements."""
     bound = _SMALLEST
     while bound < size:
-        bound *= _STEP
+        bound *= 2 if bound < _LARGE else 4
     return bound
