@@ -27,7 +27,7 @@ def footprint(graph: LayoutGraph) -> int:
 
 
 def footprint_class(size: int) -> int:
-    """The power of two that holds `size` bytes, of four beyond 64 MiB: kernels of models as large share measurements."""
+    """The power of two that holds `size` bytes, of four beyond 64 MiB: models as large share measurements."""
     bound = _SMALLEST
     while bound < size:
         bound *= 2 if bound < _LARGE else 4
