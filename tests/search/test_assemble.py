@@ -34,5 +34,5 @@ def test_a_transform_that_the_time_did_not_reach_costs_something_finite() -> Non
 
 
 def test_a_measured_one_costs_what_was_measured_and_a_failed_one_cannot_be_had() -> None:
-    assert us(Known({"{}": Measurement(Status.OK, (3.0, 3.0, 9.0))}, closed=True)) == 3.0
+    assert us(Known({"{}": Measurement(Status.OK, (2.0, 3.0, 4.0))}, closed=True)) == 3.0
     assert us(Known(closed=True, reason="crashed")) == math.inf
