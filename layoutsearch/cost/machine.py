@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from layoutsearch.measure.caches import holds
 from layoutsearch.schedule.target import TargetInfo
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Machine:
 
     def weights_gb_s(self, footprint: int) -> float:
         """Bandwidth at which a model of that footprint finds its weights; see `measure.operand_state`."""
-        if not 0 < footprint <= self.l3_bytes // 2:
+        if not holds(self.l3_bytes, footprint):
             return self.memory_gb_s
         return self.l3_gb_s if footprint > self.l2_bytes * self.threads else self.l2_gb_s
 

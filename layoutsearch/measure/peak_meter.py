@@ -19,6 +19,14 @@ from layoutsearch.measure.session import Session
 _CALL_S, _FIRST_ROUNDS, _CALLS = 2e-4, 10_000, 7
 
 
+def peak_operands(session: Session, probe: PeakProbe, threads: int) -> list[Any]:
+    """Factor, summand and sums of a peak probe, on the device."""
+    # A factor below one: the sums settle, and never overflow.
+    given = np.repeat(np.array([0.5, 0.25], probe.dtype), probe.lanes)
+    made = (threads * probe.lanes * probe.accumulators,)
+    return [tvm.runtime.tensor(given, device=session.cpu), tvm.runtime.empty(made, probe.dtype, session.cpu)]
+
+
 class PeakMeter:
     """A peak probe, loaded into a session. Use it within a deadline of the session.
 
@@ -31,10 +39,7 @@ class PeakMeter:
 
     def __init__(self, session: Session, path: str, probe: PeakProbe, threads: int) -> None:
         self._flops = probe.flops * threads
-        # A factor below one: the sums settle, and never overflow.
-        given = np.repeat(np.array([0.5, 0.25], probe.dtype), probe.lanes)
-        made = tvm.runtime.empty((threads * probe.lanes * probe.accumulators,), probe.dtype, session.cpu)
-        self._operands: list[Any] = [tvm.runtime.tensor(given, device=session.cpu), made]
+        self._operands = peak_operands(session, probe, threads)
         self._threads = threads
         self._time = session.load(path).time_evaluator(probe.function, session.cpu, number=1, repeat=_CALLS)
         taken = self._seconds(_FIRST_ROUNDS)

@@ -11,13 +11,12 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
 import tvm
 
 from layoutsearch.measure.device import Device
 from layoutsearch.measure.levels import CurvePoint, levels_of
+from layoutsearch.measure.peak_meter import peak_operands
 from layoutsearch.measure.probe_kernels import STREAM_BYTES, STREAM_DTYPE
 from layoutsearch.measure.probes import PeakProbe, ProbeSet, StreamProbe
 from layoutsearch.measure.profile import MemoryLevel
@@ -130,7 +129,7 @@ class ProbeRounds:
         buffers = [tvm.runtime.empty((elements,), STREAM_DTYPE, session.cpu) for _ in range(2)]
         for buffer in buffers:
             module["fill"](buffer)
-        operands = {p.function: self._peak_operands(session, p) for p in self._probes.peaks}
+        operands = {p.function: peak_operands(session, p, self._probes.threads) for p in self._probes.peaks}
         functions = sorted({v.probe.function for v in self._variants})
         timers = {
             (function, count): module.time_evaluator(function, session.cpu, number=1, repeat=count)
@@ -155,12 +154,6 @@ class ProbeRounds:
                 variant.spent_s += time.monotonic() - began
             if time.monotonic() > end and number + 1 >= _LEAST_ROUNDS:
                 return
-
-    def _peak_operands(self, session: Session, probe: PeakProbe) -> list[Any]:
-        # A factor below one: the sums settle, and never overflow.
-        given = np.repeat(np.array([0.5, 0.25], probe.dtype), probe.lanes)
-        made = (self._probes.threads * probe.lanes * probe.accumulators,)
-        return [tvm.runtime.tensor(given, device=session.cpu), tvm.runtime.empty(made, probe.dtype, session.cpu)]
 
     def peaks(self, tasks: int) -> dict[str, float]:
         """Best of all variants by dtype, in operations a nanosecond."""

@@ -9,11 +9,11 @@ import tvm
 from tvm import relax
 
 from layoutsearch.measure.calibrate import target_text
-from layoutsearch.measure.device import Device
-from layoutsearch.measure.profile import HOME_VARIABLE, PROFILE_VERSION, DeviceProfile, MemoryLevel, ProfileStore
+from layoutsearch.measure.profile import HOME_VARIABLE, DeviceProfile, MemoryLevel, ProfileStore
 from layoutsearch.plan.apply import apply_plan
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.plan.sequence import sequence_steps
+from tests.cli.made_profile import store_profile
 from tests.cli.running import call, last_json, refused
 from tests.models import nets
 from tests.models.plans import make_plan, two_in_three_out
@@ -40,24 +40,8 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def profile(plan: LayoutPlan) -> DeviceProfile:
     """Made up, and stored for this machine and the plan."""
-    with Device.local(plan.threads) as device:
-        identity = device.identity()
-    found = DeviceProfile(
-        PROFILE_VERSION,
-        identity.key,
-        identity.cpu,
-        identity.features,
-        identity.threads,
-        {"float32": 123.4},
-        (MemoryLevel("l1", 48 << 10, 456.7), MemoryLevel("l2", 1 << 20, 98.7), MemoryLevel("memory", 0, 8.9)),
-        2.25,
-        0.75,
-        "2030-01-02T03:04:05+00:00",
-        target_text(dict(plan.target)),
-        0.05,
-    )
-    ProfileStore().save(found, identity)
-    return found
+    levels = (MemoryLevel("l1", 48 << 10, 456.7), MemoryLevel("l2", 1 << 20, 98.7), MemoryLevel("memory", 0, 8.9))
+    return store_profile(plan.threads, target_text(dict(plan.target)), levels)
 
 
 def test_json_with_a_roofline(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from layoutsearch.measure.calibrate import target_text
-from layoutsearch.measure.device import Device
-from layoutsearch.measure.profile import HOME_VARIABLE, PROFILE_VERSION, DeviceProfile, MemoryLevel, ProfileStore
+from layoutsearch.measure.profile import HOME_VARIABLE, DeviceProfile, MemoryLevel, ProfileStore
+from tests.cli.made_profile import store_profile
 from tests.cli.running import call, refused
 
 
@@ -21,25 +21,8 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def profile() -> DeviceProfile:
     """Made up, and stored for one thread of this machine."""
-    with Device.local(1) as device:
-        identity = device.identity()
-    profile = DeviceProfile(
-        PROFILE_VERSION,
-        identity.key,
-        identity.cpu,
-        identity.features,
-        identity.threads,
-        {"float32": 123.4},
-        (MemoryLevel("l1", 48 << 10, 456.7), MemoryLevel("memory", 0, 8.9)),
-        2.25,
-        0.75,
-        "2030-01-02T03:04:05+00:00",
-        target_text(),
-        0.05,
-        {"float32": 123.4},
-    )
-    ProfileStore().save(profile, identity)
-    return profile
+    levels = (MemoryLevel("l1", 48 << 10, 456.7), MemoryLevel("memory", 0, 8.9))
+    return store_profile(1, target_text(), levels, one_thread_gflops={"float32": 123.4})
 
 
 def test_a_device_that_is_not_calibrated_is_named_with_what_to_run(capfd: pytest.CaptureFixture[str]) -> None:

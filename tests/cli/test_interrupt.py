@@ -163,9 +163,8 @@ def test_resume_refuses_another_run(files: Path, tmp_path: Path, tuned: Tuned, c
 def test_a_second_run_starts_from_the_records(files: Path, tmp_path: Path, tuned: Tuned, capfd: Capture) -> None:
     rest = ["--space", files / "space.toml", "--threads", 1, "--trials", 2, "--time-budget", "20s", "--json"]
     records = tuned.out / "records.sqlite"
-    code, out, err = call(capfd, "tune", files / "stem.json", *rest, "--records", records, "--out", tmp_path / "out")
+    code, _, err = call(capfd, "tune", files / "stem.json", *rest, "--records", records, "--out", tmp_path / "out")
     assert code == 0, err
-    assert last_json(out)["kernels_measured"] >= 0
     # The time that is left goes to what is not known; nothing is measured twice, but for the better once.
     with RecordStore(records) as store:
         found = Counter(

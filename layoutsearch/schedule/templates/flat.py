@@ -11,62 +11,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
 
 from tvm import tirx
 
 from layoutsearch.schedule import builder as b
 from layoutsearch.schedule.anatomy import Epilogue
-from layoutsearch.schedule.contraction import Contraction, Phase
+from layoutsearch.schedule.contraction import Contraction
 from layoutsearch.schedule.indexing import Expr
 from layoutsearch.schedule.target import TargetInfo
+from layoutsearch.schedule.templates.planes import Margin, Pair, alternating, bundles
 from layoutsearch.schedule.value import Schedule, ScheduleError
-
-
-@dataclass(frozen=True)
-class Margin:
-    """One axis of the padded plane: input position p is stored at (p + `before`), every `step`-th in a part of its own.
-
-    Attributes:
-        before: Zeros in front.
-        step: Number of interleaved parts.
-        length: Positions of one part.
-        extent: Positions of the input.
-    """
-
-    before: int
-    step: int
-    length: int
-    extent: int
-
-    @classmethod
-    def of(cls, phases: tuple[Phase, ...], extent: int) -> Margin:
-        """The smallest margin that holds every tap of every phase."""
-        offsets = [p.offset0 + j * p.offset_step for p in phases for j in range(p.taps)] or [0]
-        before, step = max(0, -min(offsets)), phases[0].in_step
-        last = max((p.count - 1) + (max(offsets) + before) // step for p in phases)
-        return cls(before, step, last + 1, extent)
-
-    def part(self, phase: Phase, tap: Expr) -> tuple[Expr, Expr]:
-        """(interleaved part, shift within it) of a tap: output q reads position q + shift of that part."""
-        at = tap * phase.offset_step + (phase.offset0 + self.before)
-        return (0, at) if self.step == 1 else (at % self.step, at // self.step)
-
-    def inside(self, part: int) -> tuple[int, int]:
-        """Positions [low, high) of a part that hold input; the others hold zero."""
-        low = -(-max(0, self.before - part) // self.step)
-        high = -(-(self.extent + self.before - part) // self.step)
-        return min(low, self.length), max(min(low, self.length), min(high, self.length))
-
-    def input(self, position: Expr, part: int) -> Expr:
-        """Input position stored at a position of a part."""
-        return position * self.step + (part - self.before)
-
-
-Pair: TypeAlias = tuple[Phase, Phase]
-"""A phase of the rows with one of the columns."""
 
 
 def applies(c: Contraction) -> bool:
@@ -291,7 +246,7 @@ class FlatKernel:
         def channels(make: Callable[..., tirx.Stmt], *numbers: int) -> tirx.Stmt:
             return b.loop("m", self.channels, lambda m: b.loop("r", count, lambda r: make(*numbers, m, r)))
 
-        pairs = _alternating(phases)
+        pairs = alternating(phases)
         body += [channels(finish_pair, even, odd) for even, odd in pairs]
         alone = set(range(len(phases))) - {number for pair in pairs for number in pair}
         body += [channels(finish, number) for number in sorted(alone)]
@@ -364,26 +319,6 @@ class FlatKernel:
             statements.append(b.loop("i", c.in_channels, taps))
         statements += [each(partial(finish, number, acc)) for number, acc in enumerate(sums)]
         return b.seq(statements)
-
-
-def bundles(c: Contraction) -> list[list[Pair]]:
-    """The phases, those together that read the same input (all of them where the kernel is as large as the stride)."""
-    out: dict[tuple[tuple[int, ...], ...], list[Pair]] = {}
-    for rows in c.rows:
-        for columns in c.columns:
-            key = tuple((p.count, p.in_step, p.taps, p.offset0, p.offset_step) for p in (rows, columns))
-            out.setdefault(key, []).append((rows, columns))
-    return list(out.values())
-
-
-def _alternating(phases: Sequence[Pair]) -> list[tuple[int, int]]:
-    """Numbers of phases whose columns are the even and the odd ones of the same rows."""
-    found = []
-    for i, (rows, columns) in enumerate(phases):
-        for j, (others, odd) in enumerate(phases):
-            if (rows.start, columns.step, columns.start) == (others.start, 2, odd.start - 1):
-                found.append((i, j))
-    return found
 
 
 def _interleave(source: tirx.Buffer, starts: Sequence[Expr], out: tirx.Buffer, count: int, lanes: int) -> tirx.Stmt:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from layoutsearch.schedule.contraction import Contraction
 from layoutsearch.schedule.target import TargetInfo
-from layoutsearch.schedule.templates.flat import Margin, bundles
+from layoutsearch.schedule.templates.planes import Margin, bundles
 from layoutsearch.schedule.value import Schedule
 
 
