@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from layoutsearch.errors import DeviceError, ToolchainError
+from layoutsearch.errors import ToolchainError
 from layoutsearch.layout.candidate import Candidate, choice_text
 from layoutsearch.layout.transform import TransformKey
 from layoutsearch.measure.builder import Builder, BuildResult
@@ -28,6 +28,7 @@ from layoutsearch.search.memory import LabMemory
 from layoutsearch.search.proposals import PROPOSE, ProposalJob
 from layoutsearch.search.reporter import Reporter
 from layoutsearch.search.tuners import NO_MORE, KernelTuner, is_proposed
+from layoutsearch.search.visits import Timing, time_in_visits
 from layoutsearch.search.workloads import Workload
 
 _BATCH = 32
@@ -35,6 +36,17 @@ _POLL_S = 0.2
 _REPEAT = 7
 _BUILD_S = 120.0
 _MUCH_BYTES = 2 << 20
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A candidate or transform whose kernels are built, to be timed."""
+
+    workload: str
+    candidate: str
+    what: str
+    built: BuiltKernels
+    timing: Timing
 
 
 class KernelLab:
@@ -120,15 +132,10 @@ class KernelLab:
         ]
         if not self._all_built([f for _, _, f in built], reserve_s):
             return False
-        for request, future in jobs:
-            if self._budget.over(reserve_s):
-                return False
-            self._finish_kernel(request, future)
+        ready = [self._finish_kernel(request, future) for request, future in jobs]
         for request, only, future in built:
-            if self._budget.over(reserve_s):
-                return False
-            self._finish_proposals(request, only, future.result())
-        return True
+            ready += self._finish_proposals(request, only, future.result())
+        return self._time(ready, reserve_s)
 
     def refine(self, requests: Sequence[Request], repeat: int, reserve_s: float = 0.0) -> None:
         """Time the `tries` fastest schedules of each request again, `repeat` samples each.
@@ -148,18 +155,17 @@ class KernelLab:
                 jobs.append((request, self._builder.submit(KERNELS, self._only_job(request, only), _BUILD_S)))
             if not self._all_built([f for _, f in jobs], reserve_s):
                 return
+            ready = []
             for request, future in jobs:
-                if self._budget.over(reserve_s):
-                    return
-                what = f"{request.workload.summary} {choice_text(request.choice)}"
-                result = future.result()
+                candidate, result = choice_text(request.choice), future.result()
+                what = f"{request.workload.summary} {candidate}"
                 if result.ok:
-                    self._record_built(
-                        request.workload.key, choice_text(request.choice), result, what, request.workload, repeat
-                    )
+                    ready.append(self._ready(request.workload.key, candidate, result, what, request.workload, repeat))
                 else:
                     # It was built before; a build that fails now says nothing against the record.
                     self._reporter.note(f"{what}: {result.status.value}: {result.error}")
+            if not self._time(ready, reserve_s):
+                return
 
     def _unrefined(self, request: Request) -> tuple[str, ...]:
         """Those of the fastest schedules that have no more samples than a first measurement has."""
@@ -178,11 +184,12 @@ class KernelLab:
             jobs = [(k, self._builder.submit(TRANSFORM, self._transform_job(k), _BUILD_S)) for k in batch]
             if not self._all_built([f for _, f in jobs], reserve_s):
                 return
-            for key, future in jobs:
-                if self._budget.over(reserve_s):
-                    return
-                what = f"{key.workload} {key.candidate}"
-                self._record_built(key.workload, key.candidate, future.result(), what, None)
+            ready = [
+                self._ready(k.workload, k.candidate, future.result(), f"{k.workload} {k.candidate}", None)
+                for k, future in jobs
+            ]
+            if not self._time(ready, reserve_s):
+                return
 
     def _describe(self, workloads: Mapping[str, Workload]) -> None:
         """Records hold keys only; what they stand for is written once a run, measured in this run or in an earlier."""
@@ -210,30 +217,32 @@ class KernelLab:
             self._reporter.note(f"{what}: MetaSchedule: {result.status.value}: {result.error}")
         return found
 
-    def _finish_proposals(self, request: Request, only: tuple[str, ...], result: BuildResult) -> None:
-        """Time what MetaSchedule proposed; where the build of several failed, each by itself."""
+    def _finish_proposals(self, request: Request, only: tuple[str, ...], result: BuildResult) -> list[_Ready | None]:
+        """What MetaSchedule proposed; where the build of several failed, each by itself."""
         workload, candidate = request.workload.key, choice_text(request.choice)
         what = f"{request.workload.summary} {candidate}"
         for_toolchain = result.error.startswith(ToolchainError.__name__)
         if result.ok or for_toolchain:
-            self._record_built(workload, candidate, result, what, request.workload)
-        elif len(only) == 1:
+            return [self._ready(workload, candidate, result, what, request.workload)]
+        if len(only) == 1:
             self._add(workload, candidate, only[0], Measurement(result.status, (), result.error, result.wall_s))
             self._reporter.note(f"{what}: {result.status.value}: {result.error}")
             self._reporter.step(what)
-        else:
-            for schedule in only:
-                alone = self._builder.submit(KERNELS, self._only_job(request, (schedule,)), _BUILD_S).result()
-                self._finish_proposals(request, (schedule,), alone)
+            return []
+        found: list[_Ready | None] = []
+        for schedule in only:
+            alone = self._builder.submit(KERNELS, self._only_job(request, (schedule,)), _BUILD_S).result()
+            found += self._finish_proposals(request, (schedule,), alone)
+        return found
 
-    def _finish_kernel(self, request: Request, future: Future[BuildResult]) -> None:
+    def _finish_kernel(self, request: Request, future: Future[BuildResult]) -> _Ready | None:
         workload, candidate = request.workload.key, choice_text(request.choice)
         what = f"{request.workload.summary} {candidate}"
         result = future.result()
         if not result.ok and self._missing(request) > 1 and result.status is not Status.BUILD_ERROR:
             # One schedule of several took the worker down; the first alone may be well.
             result = self._builder.submit(KERNELS, self._kernel_job(request, 1), _BUILD_S).result()
-        self._record_built(workload, candidate, result, what, request.workload)
+        return self._ready(workload, candidate, result, what, request.workload)
 
     def _all_built(self, futures: Sequence[Future[BuildResult]], reserve_s: float) -> bool:
         """Wait until nothing of a batch is being built; False (and the rest cancelled) if the budget is over first."""
@@ -243,7 +252,7 @@ class KernelLab:
                 return False
         return True
 
-    def _record_built(
+    def _ready(
         self,
         workload: str,
         candidate: str,
@@ -251,33 +260,46 @@ class KernelLab:
         what: str,
         kernel: Workload | None,
         repeat: int = _REPEAT,
-    ) -> None:
+    ) -> _Ready | None:
+        """What is to be timed of a build; None, and a record of the failure, where it failed.
+
+        Raises:
+            ToolchainError: no property of the kernel: recorded, it would outlive the missing linker or the full disk.
+        """
         if not result.ok:
             if result.error.startswith(ToolchainError.__name__):
-                # No property of the kernel: recorded, it would outlive the missing linker or the full disk.
                 raise ToolchainError(result.error.partition(": ")[2])
             self._add(workload, candidate, WHOLE, Measurement(result.status, (), result.error, result.wall_s))
             self._reporter.note(f"{what}: {result.status.value}: {result.error}")
             self._reporter.step(what)
-            return
+            return None
         built: BuiltKernels = result.value
+        specs = tuple(TensorSpec(shape, dtype) for shape, dtype in built.args)
+        cold, size = (kernel.cold, kernel.facts.footprint) if kernel is not None else ((), 0)
+        calls = tuple(KernelCall(function_name(i), specs, cold, size) for i in range(len(built.schedules)))
+        timing = Timing(built.output, calls, min(repeat, _repeat_for(specs, cold, repeat)))
+        return _Ready(workload, candidate, what, built, timing)
+
+    def _time(self, ready: Iterable[_Ready | None], reserve_s: float) -> bool:
+        """Time and record what was built; False if the budget was over before all of it was."""
+        todo = [each for each in ready if each is not None]
+        time_in_visits(self._device, [each.timing for each in todo], lambda: self._budget.over(reserve_s))
+        done = [each for each in todo if each.timing.visits or not each.timing.calls]
+        for each in done:
+            self._record(each)
+        return len(done) == len(todo)
+
+    def _record(self, ready: _Ready) -> None:
+        built = ready.built
         for schedule, reason in built.failed:
-            self._add(workload, candidate, schedule, Measurement(Status.INFEASIBLE, (), reason))
-        if built.schedules:
-            specs = tuple(TensorSpec(shape, dtype) for shape, dtype in built.args)
-            cold, size = (kernel.cold, kernel.facts.footprint) if kernel is not None else ((), 0)
-            calls = [KernelCall(function_name(i), specs, cold, size) for i in range(len(built.schedules))]
-            repeat = min(repeat, _repeat_for(specs, cold, repeat))
-            measurements = self._device.time_kernels(built.output, calls, repeat=repeat)
-            for schedule, measurement in zip(built.schedules, measurements, strict=True):
-                if measurement.is_infrastructure:
-                    raise DeviceError(f"the device is gone: {measurement.error}")
-                self._add(workload, candidate, schedule, measurement, repeat)
-                self.measured += 1
-            Path(built.output).unlink(missing_ok=True)
+            self._add(ready.workload, ready.candidate, schedule, Measurement(Status.INFEASIBLE, (), reason))
+        for schedule, measurement in zip(built.schedules, ready.timing.results, strict=True):
+            self._add(ready.workload, ready.candidate, schedule, measurement, ready.timing.repeat)
+            self.measured += 1
+        Path(built.output).unlink(missing_ok=True)
         if built.exhausted:
-            self._add(workload, candidate, WHOLE, Measurement(Status.INFEASIBLE, (), ""))
-        self._reporter.step(what)
+            self._add(ready.workload, ready.candidate, WHOLE, Measurement(Status.INFEASIBLE, (), ""))
+        self._reporter.step(ready.what)
 
     def _add(
         self, workload: str, candidate: str, schedule: str, measurement: Measurement, repeat: int = _REPEAT

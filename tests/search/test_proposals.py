@@ -216,5 +216,5 @@ def test_a_proposal_that_crashes_the_compiler_is_a_record_of_its_own(
     stub = Stub()
     stub.broken = {_named("metaschedule", 1)}
     known = measured(stub, nodes["pool"], store, tmp_path, 4, "both")
-    assert [m.status for m in known.tries.values()] == [Status.OK, Status.OK, Status.BUILD_CRASH, Status.OK]
+    assert sorted(m.status for m in known.tries.values()) == [Status.BUILD_CRASH, *[Status.OK] * 3]
     assert not known.closed

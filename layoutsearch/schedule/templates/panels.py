@@ -170,5 +170,8 @@ class Panels:
                 for u in range(run.count)
             )
 
-        body = b.unrolled("ahead", share, step)
-        return [body if steps % self._area.all == 0 else tirx.IfThenElse((unit + 1) * share <= steps, body, None)]
+        if steps % self._area.all == 0:
+            return [b.unrolled("ahead", share, step)]
+        whole, rest = divmod(steps, share)
+        some = tirx.IfThenElse(unit.equal(whole), b.unrolled("ahead", rest, step), None) if rest else None
+        return [tirx.IfThenElse(unit < whole, b.unrolled("ahead", share, step), some)]

@@ -1,0 +1,111 @@
+"""Time a batch of built kernels in several visits, so that other work on the machine does not pass for a slow kernel.
+
+A neighbour that takes the memory bus for half a second doubles every sample of the kernels that are timed meanwhile:
+no statistic over these samples shows it. Samples are therefore shared out between visits with the rest of the batch in
+between, and a visit that took much longer than the fastest one does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from layoutsearch.errors import DeviceError
+from layoutsearch.measure.kernels import KernelCall
+from layoutsearch.measure.results import Measurement, expected_us
+
+_VISITS = 2
+# Times the fastest visit. Where operands happen to lie makes a tenth or two, which a model sees as well.
+DISTURBED = 1.25
+
+
+class KernelTimer(Protocol):
+    """Times kernels of a library: a `measure.device.Device`."""
+
+    def time_kernels(self, lib_path: str, calls: Sequence[KernelCall], *, repeat: int = 7) -> list[Measurement]:
+        """See `Device.time_kernels`."""
+
+
+@dataclass
+class Timing:
+    """A library of kernels to time.
+
+    Attributes:
+        library: its path.
+        calls: its functions.
+        repeat: samples of each, over all visits.
+        visits: what came of each function so far.
+    """
+
+    library: str
+    calls: tuple[KernelCall, ...]
+    repeat: int
+    visits: list[list[Measurement]] = field(default_factory=list)
+
+    @property
+    def results(self) -> list[Measurement]:
+        """Of each function, over its visits; empty before the first."""
+        return [agreed(visits) for visits in self.visits]
+
+
+def agreed(visits: Sequence[Measurement]) -> Measurement:
+    """All samples of the visits that nothing disturbed; the failure, if one failed.
+
+    Raises:
+        ValueError: no visits.
+    """
+    if not visits:
+        raise ValueError("nothing was timed")
+    wall_s = sum(visit.wall_s for visit in visits)
+    for visit in visits:
+        if not visit.ok:
+            return Measurement(visit.status, (), visit.error, wall_s)
+    most = DISTURBED * min(map(expected_us, visits))
+    samples = [us for visit in visits if expected_us(visit) <= most for us in visit.samples_us]
+    return Measurement(visits[0].status, tuple(samples), "", wall_s)
+
+
+def time_in_visits(device: KernelTimer, timings: Sequence[Timing], over: Callable[[], bool]) -> None:
+    """Time all, one after the other, twice; and a third time those of which one visit was disturbed.
+
+    Args:
+        device: times them.
+        timings: filled in.
+        over: whether there is no time for more; what had no visit by then has no results.
+
+    Raises:
+        DeviceError: the device is gone.
+    """
+    for visit in range(_VISITS):
+        for timing in timings:
+            if over():
+                return
+            # The first visit takes the odd sample.
+            share = -(-timing.repeat // _VISITS) if visit == 0 else timing.repeat // _VISITS
+            if share and (visit == 0 or timing.visits):
+                _visit(device, timing, share, range(len(timing.calls)))
+    for timing in timings:
+        if over():
+            return
+        disturbed = [i for i, visits in enumerate(timing.visits) if _differ(visits)]
+        if disturbed:
+            _visit(device, timing, max(1, timing.repeat // _VISITS), disturbed)
+
+
+def _visit(device: KernelTimer, timing: Timing, repeat: int, chosen: Sequence[int]) -> None:
+    if not timing.visits:
+        timing.visits = [[] for _ in timing.calls]
+    todo = [i for i in chosen if all(visit.ok for visit in timing.visits[i])]
+    if not todo:
+        return
+    found = device.time_kernels(timing.library, [timing.calls[i] for i in todo], repeat=repeat)
+    for i, measurement in zip(todo, found, strict=True):
+        if measurement.is_infrastructure:
+            raise DeviceError(f"the device is gone: {measurement.error}")
+        timing.visits[i].append(measurement)
+
+
+def _differ(visits: Sequence[Measurement]) -> bool:
+    times = [expected_us(visit) for visit in visits]
+    return all(visit.ok for visit in visits) and max(times) > DISTURBED * min(times)
