@@ -39,7 +39,7 @@ class Evaluation:
     Attributes:
         kernels: table, workload, summary, kind, candidate, count, us, predicted_us, sigma, view (costs nothing by
             construction: a part of choices, not of errors).
-        transforms: table, workload, candidate, us, predicted_us, sigma.
+        transforms: table, workload, candidate, us, predicted_us, sigma, view.
         wholes: table, label, us, additive_us (of measured parts), modeled_us (of predicted parts), corrected_us,
             sigma, and own_K_us after K timings of the same model (median over which ones they are).
         choices: table, optimum_us, chosen_us: the optimum under predicted costs, at its measured costs.
@@ -136,6 +136,7 @@ def _transforms(case: _Case, model: CostModel) -> pd.DataFrame:
             "us": [row.us for row in rows],
             "predicted_us": found.us,
             "sigma": found.sigma,
+            "view": [row.key.keeps_order for row in rows],
         }
     )
 

@@ -59,13 +59,13 @@ def _numbers(found: Evaluation, name: str) -> dict[str, float]:
         return frame if name == ALL else frame[frame["table"] == name]
 
     kernels, transforms, wholes, choices = map(of, (found.kernels, found.transforms, found.wholes, found.choices))
-    timed = kernels[~kernels["view"]]
+    timed, moved = kernels[~kernels["view"]], transforms[~transforms["view"]]
     numbers = {
         "kernel_spearman": float(timed["us"].corr(timed["predicted_us"], method="spearman")),
         "kernel_error": relative_error(timed["us"], timed["predicted_us"]),
         "kernel_coverage": _covered(timed),
-        "transform_error": relative_error(transforms["us"], transforms["predicted_us"]),
-        "transform_coverage": _covered(transforms),
+        "transform_error": relative_error(moved["us"], moved["predicted_us"]),
+        "transform_coverage": _covered(moved),
         "choice_regret": choice_regret(kernels),
         "assignment_regret": float(choices["chosen_us"].sum() / choices["optimum_us"].sum() - 1.0),
         "whole_error": relative_error(wholes["us"], wholes["additive_us"]),
@@ -74,7 +74,7 @@ def _numbers(found: Evaluation, name: str) -> dict[str, float]:
     }
     for count in OWN_TIMINGS:
         numbers[f"whole_error_own_{count}"] = relative_error(wholes["us"], wholes[f"own_{count}_us"])
-    numbers |= {"kernels": len(kernels), "transforms": len(transforms), "assignments": len(wholes)}
+    numbers |= {"kernels": len(timed), "transforms": len(moved), "assignments": len(wholes)}
     return numbers
 
 

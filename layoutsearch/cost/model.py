@@ -136,6 +136,7 @@ class CostModel:
         machine = Machine.of(profile, target)
         # What costs nothing teaches nothing about what does.
         kernel_rows = [row for row in kernel_rows if not is_view(row.facts, row.choice)]
+        transform_rows = [row for row in transform_rows if not row.key.keeps_order]
         kernels = Regressor.fit(_kernel_data(kernel_rows, machine), KERNEL_PRIOR, seed)
         transforms = Regressor.fit(_transform_data(transform_rows, machine), TRANSFORM_PRIOR, seed)
         return cls(machine, identity or ModelIdentity(), kernels, transforms, (len(kernel_rows), len(transform_rows)))
@@ -166,7 +167,8 @@ class CostModel:
         """Times of layout changes that stand alone."""
         base = np.log([transform_base(key, self.machine) for key in keys])
         mean, sigma = self._transforms.predict(transform_features(keys, self.machine))
-        return Prediction(base + mean, sigma)
+        views = np.array([key.keeps_order for key in keys], dtype=bool)
+        return Prediction(np.where(views, math.log(VIEW_US), base + mean), np.where(views, _VIEW_SIGMA, sigma))
 
     def save(self, path: str | Path) -> None:
         """Write one JSON file."""

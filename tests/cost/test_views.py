@@ -12,7 +12,8 @@ from layoutsearch.cost.views import is_view
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.facts import KernelFacts, OperandFacts
 from layoutsearch.layout.layout import Layout
-from tests.cost.rows import TARGET, kernel_rows
+from layoutsearch.layout.transform import TransformKey
+from tests.cost.rows import TARGET, kernel_rows, transform_rows
 
 
 def concat(batch: int, *channels: int, axes: str = "NCHW", height: int = 6, width: int = 10) -> KernelFacts:
@@ -56,3 +57,16 @@ def test_a_cost_model_knows_views_and_does_not_learn_from_them() -> None:
     assert np.array_equal(plain.kernels(asked).us, taught.kernels(asked).us)
     assert plain.kernels([(view, Candidate.uniform(Layout("NCHW")))]).us[0] == pytest.approx(0.1)
     assert plain.kernels([(view, Candidate.uniform(Layout("NHWC")))]).us[0] > 0.3
+
+
+def test_so_are_layout_changes_that_keep_the_order() -> None:
+    rows = [row for i, name in enumerate("abc") for row in transform_rows(name, i)]
+    kept = TransformKey((1, 16, 9, 7), "NCHW", "float32", Layout("NHWC"), Layout("NCHW16c"))
+    moved = replace(kept, target=Layout("NCHW8c"))
+    free = [replace(rows[0], key=replace(kept, shape=(1, 16, 9, i + 1)), us=0.1) for i in range(40)]
+    plain, taught = (CostModel.fit([], some, target=TARGET) for some in (rows, rows + free))
+    assert np.array_equal(plain.transforms([moved]).us, taught.transforms([moved]).us)
+    found = plain.transforms([kept, moved])
+    assert found.us[0] == pytest.approx(0.1)
+    assert found.sigma[0] < 0.05
+    assert found.us[1] > 0.1
