@@ -116,7 +116,4 @@ def _print(profile: DeviceProfile, as_json: bool) -> None:
         levels.add_row(level.name, f"{level.bytes >> 10}" if level.bytes else "", f"{level.gb_s:.1f}")
     console.print(peaks)
     console.print(levels)
-    click.echo(
-        f"a parallel call {profile.call_us:.2f} us, the least call {profile.least_call_us:.2f} us; "
-        f"a model adds {profile.vm_call_us:.2f} us to a kernel"
-    )
+    click.echo(f"a parallel call {profile.call_us:.2f} us, the least call {profile.least_call_us:.2f} us")

@@ -6,13 +6,11 @@ import json
 import random
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tvm
 
 from layoutsearch.errors import DeviceError
@@ -20,7 +18,7 @@ from layoutsearch.measure.device import Device
 from layoutsearch.measure.kernels import KernelCall, TensorSpec
 from layoutsearch.measure.probe_kernels import SMALL, STREAM_BYTES, STREAM_DTYPE
 from layoutsearch.measure.probe_rounds import SMALLEST_BYTES, ProbeRounds
-from layoutsearch.measure.probes import COLD_READS, ProbeSet, build_chain, build_probes, cold_read, probe_set
+from layoutsearch.measure.probes import COLD_READS, ProbeSet, build_probes, cold_read, probe_set
 from layoutsearch.measure.profile import PROFILE_VERSION, DeviceProfile, ProfileError, ProfileStore
 from layoutsearch.measure.results import DeviceFailed, Measurement, RunFailed
 from layoutsearch.measure.server_functions import IDENTITY
@@ -36,10 +34,6 @@ _LARGEST_BYTES = 256 << 20
 _UNTOLD_BYTES = 128 << 20
 _COLD_SAMPLES = 15
 _CALLS = 400
-_CHAIN = 48
-_CHAIN_ROUNDS = 25
-_LEAST_CHAIN_ROUNDS = 5
-_CHAIN_S = 3.0
 
 
 class CalibrationError(DeviceError):
@@ -139,10 +133,8 @@ def _calibrate(
     capacities, memory = _told(device)
     capacity = _buffer_bytes(capacities, memory, device.threads)
     tell("building probes")
-    library, chains = str(folder / "probes.so"), {n: str(folder / f"chain{n}.so") for n in (_CHAIN, 2 * _CHAIN)}
+    library = str(folder / "probes.so")
     build_probes(probes, capacity // STREAM_BYTES, target, library)
-    for length, path in chains.items():
-        build_chain(length, device.threads, target, path)
     tell("calls and cold reads")
     call_us, least_call_us = _calls(device, library)
     cold_gb_s = _cold_reads(device, library, probes)
@@ -151,8 +143,6 @@ def _calibrate(
     rounds.run(budget_s)
     # Once more at another time: bandwidth is what other programs take most of.
     cold_gb_s = max(cold_gb_s, _cold_reads(device, library, probes))
-    tell("calls within a model")
-    vm_call_us = _vm_call_us(device, chains, call_us)
     return DeviceProfile(
         version=PROFILE_VERSION,
         key=identity.key,
@@ -162,7 +152,6 @@ def _calibrate(
         peak_gflops=rounds.peaks(device.threads),
         levels=rounds.levels(capacities, cold_gb_s),
         call_us=call_us,
-        vm_call_us=vm_call_us,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         target=target_text(target),
         least_call_us=least_call_us,
@@ -221,18 +210,3 @@ def _cold_reads(device: Device, library: str, probes: ProbeSet) -> float:
     done = device.time_kernels(library, calls, repeat=_COLD_SAMPLES, flush=True, timeout_s=_ANSWER_S)
     fastest = [min(_ok(one, call.function).samples_us) for one, call in zip(done, calls, strict=True)]
     return max(n * STREAM_BYTES / (us * 1e3) for (n, _), us in zip(COLD_READS, fastest, strict=True))
-
-
-def _vm_call_us(device: Device, chains: Mapping[int, str], call_us: float) -> float:
-    """What the VM adds to a kernel: chains of different lengths, so that what a model costs once cancels."""
-    x = np.ones(device.threads * SMALL, STREAM_DTYPE)
-    short, long = sorted(chains)
-    longer_us: list[float] = []
-    with device.models({str(n): path for n, path in chains.items()}, [x], timeout_s=_ANSWER_S) as models:
-        end = time.monotonic() + _CHAIN_S
-        while len(longer_us) < _CHAIN_ROUNDS and (len(longer_us) < _LEAST_CHAIN_ROUNDS or time.monotonic() < end):
-            took = models.round()
-            for failure in models.failures.values():
-                raise failure
-            longer_us.append(took[str(long)] - took[str(short)])
-    return max(0.0, statistics.median(longer_us) / (long - short) - call_us)

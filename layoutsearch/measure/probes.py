@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from itertools import product
 
 import tvm
-from tvm import relax
 
 from layoutsearch.measure import probe_kernels as kernels
-from layoutsearch.measure.probe_kernels import SMALL, STREAM_BYTES, STREAM_DTYPE, STREAM_VECTORS
-from layoutsearch.plan.compile import build_executable
+from layoutsearch.measure.probe_kernels import STREAM_BYTES, STREAM_VECTORS
 from layoutsearch.schedule import BUILD_CONFIG, TargetInfo
-from layoutsearch.schedule.builder import finish, mark
+from layoutsearch.schedule.builder import mark
 from layoutsearch.toolchain import export
 
 # Independent sums: the latency of a multiply-add is 4 or 5 cycles on two ports; more of them help where it is longer.
@@ -155,23 +153,3 @@ def build_peak(info: TargetInfo, target: tvm.target.Target, path: str) -> PeakPr
         module = tvm.IRModule({probe.function: func.with_attr("global_symbol", probe.function)})
         export(tvm.compile(module, target), path, target)
     return probe
-
-
-def build_chain(length: int, threads: int, target: tvm.target.Target, path: str) -> None:
-    """Build a model of `length` kernels that do nearly nothing, one after the other.
-
-    Raises:
-        ToolchainError: there is no linker.
-    """
-    builder = relax.BlockBuilder()
-    small = kernels.small(threads)
-    kernel = builder.add_func(finish(small, [], [small.body]), "small")
-    x = relax.Var("x", relax.TensorType((threads * SMALL,), STREAM_DTYPE))
-    with builder.function("main", [x]):
-        value: relax.Expr = x
-        with builder.dataflow():
-            for _ in range(length):
-                value = builder.emit(relax.call_tir(kernel, (value,), x.ty))
-            result = builder.emit_output(value)
-        builder.emit_func_output(result)
-    export(build_executable(builder.get(), target), path, target)

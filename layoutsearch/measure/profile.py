@@ -61,7 +61,6 @@ class DeviceProfile:
         peak_gflops: dtype -> most floating-point operations a nanosecond, all threads together; a multiply-add is two.
         levels: caches, fastest first, then memory.
         call_us: a parallel kernel that does nothing, called alone; typical.
-        vm_call_us: what the Relax VM adds to each kernel of a model, the allocation of its result included.
         created: when, ISO 8601 in UTC.
         target: TVM target that the calibration was built for, canonical JSON.
         least_call_us: the fastest call of a kernel that does nothing, on one thread: no kernel takes less.
@@ -80,7 +79,6 @@ class DeviceProfile:
     peak_gflops: Mapping[str, float]
     levels: tuple[MemoryLevel, ...]
     call_us: float
-    vm_call_us: float
     created: str
     target: str = ""
     least_call_us: float = 0.0
@@ -128,7 +126,6 @@ class DeviceProfile:
                 peak_gflops={str(k): float(v) for k, v in data["peak_gflops"].items()},
                 levels=levels,
                 call_us=float(data["call_us"]),
-                vm_call_us=float(data["vm_call_us"]),
                 created=str(data["created"]),
                 target=str(data["target"]),
                 least_call_us=float(data["least_call_us"]),
@@ -141,7 +138,7 @@ class DeviceProfile:
         sizes = [level.bytes for level in levels]
         rising = sizes[-1:] == [0] and all(a < b for a, b in zip([0, *sizes[:-2]], sizes[:-1], strict=False))
         rates = [*(level.gb_s for level in levels), *profile.peak_gflops.values()]
-        costs = [profile.call_us, profile.vm_call_us, profile.least_call_us, profile.disturbed]
+        costs = [profile.call_us, profile.least_call_us, profile.disturbed]
         infinite = float("inf")
         if not rising or not all(0 < r < infinite for r in rates) or not all(0 <= c < infinite for c in costs):
             raise ProfileError("a damaged device profile: its numbers cannot be those of a device")

@@ -21,7 +21,6 @@ def store_profile(threads: int, target: str, levels: tuple[MemoryLevel, ...], **
         {"float32": 123.4},
         levels,
         2.25,
-        0.75,
         "2030-01-02T03:04:05+00:00",
         target,
         0.05,

@@ -26,7 +26,7 @@ LEVELS = (
     MemoryLevel("memory", 0, 10.0),
 )
 PROFILE = DeviceProfile(
-    PROFILE_VERSION, "board", "cpu", (), 2, {"float32": 100.0}, LEVELS, 2.0, 1.0, "", least_call_us=0.5
+    PROFILE_VERSION, "board", "cpu", (), 2, {"float32": 100.0}, LEVELS, 2.0, "", least_call_us=0.5
 )
 BOUNDS = Bounds(PROFILE, allowance=0.0)
 NHWC = Candidate.of("NHWC")

@@ -146,7 +146,7 @@ def test_runs(name: str, run: int) -> None:
 def test_a_profile_sets_the_scale_and_keeps_the_order() -> None:
     levels = (MemoryLevel("l1", 96 << 10, 600.0), MemoryLevel("l2", 4 << 20, 300.0), MemoryLevel("l3", 64 << 20, 80.0),
               MemoryLevel("memory", 0, 20.0))  # fmt: skip
-    profile = DeviceProfile(1, "local", "cpu", (), 2, {"float32": 200.0}, levels, 1.5, 0.7, "now")
+    profile = DeviceProfile(1, "local", "cpu", (), 2, {"float32": 200.0}, levels, 1.5, "now")
     machine = Machine.of(profile, TARGET)
     assert machine.gflops == pytest.approx(200.0)
     assert (machine.l1_bytes, machine.l2_bytes, machine.l3_bytes) == (48 << 10, 2 << 20, 64 << 20)

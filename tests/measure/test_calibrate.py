@@ -35,7 +35,6 @@ def test_the_limits_of_this_machine_make_sense(tmp_path: Path) -> None:
     assert profile.levels[0].gb_s >= profile.memory_gb_s > 0.01
     assert profile.least_call_us > 0
     assert profile.call_us > 0
-    assert profile.vm_call_us >= 0
     assert len(said) >= 3
 
 

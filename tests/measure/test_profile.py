@@ -31,7 +31,6 @@ PROFILE = DeviceProfile(
     {"float32": 100.5, "float64": 50.25},
     (MemoryLevel("l1", 65536, 400.0), MemoryLevel("l2", 1 << 20, 200.0), MemoryLevel("memory", 0, 12.5)),
     2.5,
-    0.5,
     "2030-01-02T03:04:05+00:00",
     TARGET,
     0.03,

@@ -42,7 +42,7 @@ def made_profile(key: str, cpu: str, features: tuple[str, ...], target: str) -> 
     levels = (MemoryLevel("l1", 1 << 16, 1e6), MemoryLevel("l2", 1 << 22, 1e6), MemoryLevel("memory", 0, 1e6))
     peak = {"float32": 1e6}
     return DeviceProfile(
-        PROFILE_VERSION, key, cpu, features, 1, peak, levels, 1.0, 0.5, "2026-01-01T00:00:00+00:00", target, 0.01, peak
+        PROFILE_VERSION, key, cpu, features, 1, peak, levels, 1.0, "2026-01-01T00:00:00+00:00", target, 0.01, peak
     )
 
 
