@@ -1,0 +1,66 @@
+"""While a tile of channels is computed in panels, every vector of the next tile's weights is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import tvm
+from tvm import relax, s_tir, tirx
+from tvm.sym import Analyzer
+
+from layoutsearch.schedule import Schedule
+from layoutsearch.schedule import builder as b
+from tests.schedule import kernels as k
+
+Env = dict[tirx.Var, int]
+
+
+def fetched(func: tirx.PrimFunc) -> Iterator[tuple[int, ...]]:
+    """Indices of what is asked for, in order: the loops are run, and nothing else of the kernel."""
+    analyzer = Analyzer()
+
+    def value(expr: tirx.Expr, env: Env) -> int:
+        return int(analyzer.simplify(b.substitute(expr, env)))
+
+    def asks(stmt: tirx.Stmt) -> bool:
+        return "llvm.prefetch" in stmt.script()
+
+    def walk(stmt: tirx.Stmt, env: Env) -> Iterator[tuple[int, ...]]:
+        if isinstance(stmt, tirx.SeqStmt):
+            for each in stmt.seq:
+                if isinstance(each, tirx.Bind):
+                    env = {**env, each.var: value(each.value, env)}
+                elif asks(each):
+                    yield from walk(each, env)
+        elif isinstance(stmt, tirx.For):
+            for i in range(value(stmt.extent, env)):
+                yield from walk(stmt.body, {**env, stmt.loop_var: value(stmt.min, env) + i})
+        elif isinstance(stmt, tirx.IfThenElse):
+            branch = stmt.then_case if value(stmt.condition, env) else stmt.else_case
+            if branch is not None and asks(branch):
+                yield from walk(branch, env)
+        elif isinstance(stmt, tirx.Evaluate):
+            (load,) = (a.args[0] for a in stmt.value.args if isinstance(a, tvm.ir.Call))
+            yield tuple(value(i, env) for i in load.indices)
+        elif isinstance(stmt, s_tir.SBlockRealize):
+            yield from walk(stmt.block.body, env)
+        else:
+            raise TypeError(type(stmt).__name__)
+
+    yield from walk(func.body, {})
+
+
+@pytest.mark.parametrize("height", [7, 8, 3])
+def test_every_vector_of_the_next_tile_is_asked_for(height: int) -> None:
+    """Of 16 rows of weights 7 rows of pixels ask for 3 each until there are none left, 3 rows for 6."""
+    channels, out = 64, 96
+
+    def build(x: relax.Var, w: relax.Var, r: relax.Var) -> relax.Expr:
+        return relax.op.add(relax.op.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="HWIO"), r)
+
+    func = k.fused(build, (1, height, 5, channels), (1, 1, channels, out), (1, 1, 1, out))
+    schedule = Schedule.make("channels", tile=5, vectors=2, reduce="taps_outer", outer="panels")
+    lanes = k.INFO.lanes
+    want = {(0, 0, c, o) for c in range(channels) for o in range(2 * lanes, out, lanes)}
+    assert want <= set(fetched(k.scheduled(func, schedule)))
