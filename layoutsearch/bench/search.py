@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from multiprocessing import get_context
 
 import pandas as pd
 
@@ -94,22 +97,35 @@ def compare(
     seeds: int,
     searches: Sequence[str] = SEARCHES,
     tell: Callable[[str], None] = lambda _: None,
+    jobs: int = 1,
 ) -> pd.DataFrame:
     """Run every search on every table.
+
+    Args:
+        found: the tables.
+        seeds: runs of each search.
+        searches: of `SEARCHES`.
+        tell: called with a line for each run.
+        jobs: processes; the result is the same with any number.
 
     Returns:
         One row for each table, search, seed and limit: table, search, seed, limit, share, regret; and of our own search
         gap, strict_gap, valid (whether the optimum is above the bound), seconds (simulated). `limit` is the share that
         was allowed.
     """
-    rows = []
-    for case in found:
-        for seed in range(seeds):
-            for search in searches:
-                tell(f"{case.name}: {search}, seed {seed}")
-                points = ours(case, seed) if search == OURS else others(case, search, seed)
-                rows += [{"table": case.name, "search": search, "seed": seed, **point} for point in points]
+    runs = [(case, search, seed) for case in found for seed in range(seeds) for search in searches]
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) if jobs > 1 else None
+    with pool or nullcontext():
+        answers = pool.map(_run, *zip(*runs, strict=True)) if pool else (_run(*run) for run in runs)
+        rows = []
+        for (case, search, seed), points in zip(runs, answers, strict=True):
+            tell(f"{case.name}: {search}, seed {seed}")
+            rows += [{"table": case.name, "search": search, "seed": seed, **point} for point in points]
     return pd.DataFrame(rows)
+
+
+def _run(case: Case, search: str, seed: int) -> list[dict[str, float]]:
+    return list(ours(case, seed) if search == OURS else others(case, search, seed))
 
 
 def others(case: Case, method: str, seed: int) -> Iterator[dict[str, float]]:

@@ -15,9 +15,10 @@ from rich.table import Table
 @click.option("--tables", default="results/tables", show_default=True, help="Folder of recorded tables.")
 @click.option("--seeds", type=click.IntRange(1), default=5, show_default=True, help="Runs of each search.")
 @click.option("--searches", default="solver,tpe,nsga2,random,greedy", show_default=True, help="Which, by commas.")
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes.")
 @click.option("--out", type=click.Path(file_okay=False), default="results/bench/search", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def search(tables: str, seeds: int, searches: str, out: str, as_json: bool) -> None:
+def search(tables: str, seeds: int, searches: str, jobs: int, out: str, as_json: bool) -> None:
     """How good an assignment is found after how many measurements.
 
     Searches replay recorded tables; the cost model knows the tables of other models only. Beside the lazy exact search
@@ -34,7 +35,7 @@ def search(tables: str, seeds: int, searches: str, out: str, as_json: bool) -> N
         raise LayoutSearchError(f"--searches {searches}: expected {SEARCHES[0]} and any of {', '.join(SEARCHES[1:])}")
     recorded = load_tables(tables)
     with Console(stderr=True).status("searching") as status:
-        points = compare(cases(recorded), seeds, wanted, tell=status.update)
+        points = compare(cases(recorded), seeds, wanted, tell=status.update, jobs=jobs)
     summary = summarize(points)
     write_report(points, summary, Path(out))
     met = met_targets(summary)

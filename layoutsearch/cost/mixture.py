@@ -35,7 +35,7 @@ _FACTORS = {
     "kind": (0.1, 0.3, 1.0, 3.0),
     "group": (0.1, 0.25, 0.6, 1.5, 4.0),
     "family": (0.02, 0.08, 0.25, 0.8, 2.5),
-    "own": (0.2, 0.4, 0.8, 1.6, 4.0),
+    "own": (0.4, 0.6, 1.0, 1.8, 4.0),
 }
 # Width of the prior in log variance: some ten measurements overrule it.
 _WIDTH = 1.0
@@ -73,7 +73,7 @@ class Parts:
     kind: float = 1.0
     group: float = 0.5
     family: float = 0.25
-    own: float = 0.4
+    own: float = 0.6
 
 
 @dataclass(frozen=True)

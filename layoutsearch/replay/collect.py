@@ -81,7 +81,9 @@ def collect(
     }
     keys = {(key.workload, key.candidate) for key in skeleton.keys.values()}
     kernels = _tries(store, context, dict.fromkeys(skeleton.workloads), wanted, builds)
-    transforms = _tries(store, context, dict.fromkeys(w for w, _ in sorted(keys)), keys, builds)
+    changes = _tries(store, context, dict.fromkeys(w for w, _ in sorted(keys)), keys, builds)
+    # Timed again only to rule out that they were disturbed: a search meets them as they are.
+    transforms = tuple(replace(t, measurement=t.refined or t.measurement, refined=None) for t in changes)
     bare = {key: replace(node.workload, module_json="") for key, (node, _) in skeleton.workloads.items()}
     nodes = tuple(replace(node, workload=bare[node.workload.key]) for node in skeleton.nodes)
     return Table(header, replace(skeleton, nodes=nodes), kernels, transforms, tuple(wholes), source)

@@ -150,12 +150,13 @@ class _Recorder:
         self._plans = PlanContext(setup.loaded, setup.graph, setup.fingerprint, setup.target, self._identity)
 
     def run(self) -> Table:
+        keys = list(dict.fromkeys(self._skeleton.keys.values())) if self._options.transforms else []
+        self._reporter.stage("transforms", len(keys))
+        self._lab.measure_transforms(keys)
         self._kernels()
         self._refine()
-        if self._options.transforms:
-            keys = list(dict.fromkeys(self._skeleton.keys.values()))
-            self._reporter.stage("transforms", len(keys))
-            self._lab.measure_transforms(keys)
+        self._reporter.stage("transforms, again", len(keys))
+        self._lab.measure_transforms_again(keys)
         program = build_program(self._skeleton, self._lab)
         self._assignments(program)
         table = self._collect([])

@@ -23,12 +23,14 @@ class Known:
         tries: measurement by schedule (canonical JSON).
         closed: whether no further schedule will be tried; `reason` says why if that is a failure.
         spent: whether the template has no further schedule; another source of schedules may have.
+        again: schedules that were timed more than once.
     """
 
     tries: dict[str, Measurement] = field(default_factory=dict)
     closed: bool = False
     reason: str = ""
     spent: bool = False
+    again: set[str] = field(default_factory=set)
 
     @property
     def ranked(self) -> list[tuple[str, float]]:

@@ -88,5 +88,7 @@ class LabMemory:
         if record.schedule == WHOLE:
             known.spent, known.reason = True, record.measurement.error
         else:
+            if record.schedule in known.tries:
+                known.again.add(record.schedule)
             known.tries[record.schedule] = record.measurement
         known.closed = known.spent and (bool(known.reason) or not self._tuner.goes_on(known))

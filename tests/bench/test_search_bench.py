@@ -45,6 +45,15 @@ def test_every_search_answers_at_every_limit_and_keeps_it(points: pd.DataFrame) 
         assert (run["regret"] >= -1e-9).all()
 
 
+def test_processes_change_nothing(tables: dict[str, Table], points: pd.DataFrame) -> None:
+    again = compare(cases(tables), 1, (OURS, "greedy"), jobs=2)
+    alone = points[(points["seed"] == 0) & points["search"].isin((OURS, "greedy"))]
+    keys = ["table", "search", "limit"]
+    pd.testing.assert_frame_equal(
+        again.sort_values(keys, ignore_index=True), alone.sort_values(keys, ignore_index=True), check_exact=True
+    )
+
+
 def test_all_measured_is_the_optimum(points: pd.DataFrame) -> None:
     end = points[(points["search"] == OURS) & (points["limit"] == 1.0)]
     assert len(end) == 4

@@ -25,9 +25,7 @@ LEVELS = (
     MemoryLevel("l3", 16 << 20, 40.0),
     MemoryLevel("memory", 0, 10.0),
 )
-PROFILE = DeviceProfile(
-    PROFILE_VERSION, "board", "cpu", (), 2, {"float32": 100.0}, LEVELS, 2.0, "", least_call_us=0.5
-)
+PROFILE = DeviceProfile(PROFILE_VERSION, "board", "cpu", (), 2, {"float32": 100.0}, LEVELS, 2.0, "", least_call_us=0.5)
 BOUNDS = Bounds(PROFILE, allowance=0.0)
 NHWC = Candidate.of("NHWC")
 

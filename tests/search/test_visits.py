@@ -100,6 +100,15 @@ def test_a_device_that_is_gone_ends_it() -> None:
         time_in_visits(Timer({("a", "f"): [Status.NO_DEVICE]}), [timing("a", "f")], never)
 
 
+@pytest.mark.parametrize(
+    ("now", "us"), [([50.0, 51.0], 10.0), ([10.5, 10.5], 10.25), ([2.0, 2.0], 2.0), ([Status.CRASH], 10.0)]
+)
+def test_an_earlier_time_counts_like_a_visit(now: list[float | Status], us: float) -> None:
+    a = Timing("a", (KernelCall("f", ()),), 2, earlier=ok(10.0, 10.0))
+    time_in_visits(Timer({("a", "f"): list(now)}), [a], never)
+    assert expected_us(a.results[0]) == pytest.approx(us)
+
+
 def test_nothing_timed_has_no_result() -> None:
     assert timing("a", "f").results == []
     with pytest.raises(ValueError, match="nothing"):
