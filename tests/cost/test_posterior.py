@@ -116,8 +116,9 @@ def test_a_first_measurement_was_lucky() -> None:
     assert posterior.mean()[0] == pytest.approx(costs.mean(), rel=0.01)
 
 
-@pytest.mark.parametrize("scale", [0.5, 1.0, 2.0])
-def test_quantiles_hold_whatever_the_true_size_of_errors(scale: float) -> None:
+@pytest.mark.parametrize(("scale", "least"), [(0.5, 0.01), (1.0, 0.04), (2.0, 0.04)])
+def test_quantiles_hold_whatever_the_true_size_of_errors(scale: float, least: float) -> None:
+    """A candidate's own error is never taken for much smaller than stated: then they hold more often than they say."""
     below = []
     for seed in range(40):
         rng = np.random.default_rng(seed)
@@ -128,7 +129,7 @@ def test_quantiles_hold_whatever_the_true_size_of_errors(scale: float) -> None:
         posterior = Posterior(known, evidence({int(k): float(true[k]) for k in seen}))
         hidden = np.setdiff1d(np.arange(SIZE), seen)
         below.append(np.mean(true[hidden] < np.quantile(posterior.draw(rng, 400), 0.1, axis=0)[hidden]))
-    assert 0.04 < np.mean(below) < 0.16
+    assert least < np.mean(below) < 0.16
 
 
 def test_parts_of_a_fit() -> None:
