@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 from layoutsearch.errors import DeviceError, LayoutSearchError
 
@@ -50,6 +51,9 @@ class DeviceFailed(RunFailed, DeviceError):
         return self.message
 
 
+_BURST = 1.5
+
+
 @dataclass(frozen=True)
 class Measurement:
     """Samples of one kernel or model, or why there are none.
@@ -90,6 +94,14 @@ class Measurement:
         """Median sample in microseconds; infinite for a failure, so that it never wins a comparison."""
         return statistics.median(self.samples_us) if self.samples_us else float("inf")
 
+    @cached_property
+    def expected_us(self) -> float:
+        """See `expected_us`; a search asks for it again and again."""
+        if not self.ok:
+            return float("inf")
+        most = _BURST * self.median_us
+        return statistics.fmean(min(sample, most) for sample in self.samples_us)
+
     @property
     def spread(self) -> float:
         """Interquartile range over the median; 0 with fewer than two samples."""
@@ -99,19 +111,13 @@ class Measurement:
         return (high - low) / self.median_us if self.median_us > 0 else 0.0
 
 
-_BURST = 1.5
-
-
 def expected_us(measurement: Measurement) -> float:
     """What a kernel takes on average: the mean of the samples, each counted as at most 1.5 times the median.
 
     The time of a model is the sum of its kernels' expected times. Samples are skewed, so medians add up to a few per
     cent less; a burst of other work is many times the median and says nothing of the kernel. Infinite for a failure.
     """
-    if not measurement.ok:
-        return float("inf")
-    most = _BURST * measurement.median_us
-    return statistics.fmean(min(sample, most) for sample in measurement.samples_us)
+    return measurement.expected_us
 
 
 VIEW_US = 0.1
