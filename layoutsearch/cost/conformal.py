@@ -42,19 +42,31 @@ class Spread:
         return self.between**2 / self.total**2 if self.total > 0 else 0.0
 
 
-def conformal_sigma(errors: np.ndarray, scales: np.ndarray | None = None) -> float:
+def conformal_sigma(
+    errors: np.ndarray, scales: np.ndarray | None = None, groups: Sequence[str] | None = None
+) -> float:
     """Factor that turns `scales` (ones by default) into standard deviations whose 80 % intervals hold.
 
     The standard deviation is that of a normal distribution with the same 80 % interval: what a caller computes from it
-    at this coverage is the conformal interval itself.
+    at this coverage is the conformal interval itself. All groups count alike, however many rows they have: what is
+    asked next is of another group, as likely to be like one of them as like any other (Lee, Barber, Willett,
+    "Distribution-free inference with hierarchical data", 2023).
 
     Args:
         errors: out-of-fold residuals, shape (n,).
         scales: expected size of each, shape (n,).
+        groups: what rows belong together; each row is a group of its own by default.
     """
-    scores = np.sort(np.abs(errors) / (scales if scales is not None else 1.0))
-    rank = min(len(scores), math.ceil((len(scores) + 1) * COVERAGE))
-    return float(scores[rank - 1]) / _Z
+    scores = np.abs(errors) / (scales if scales is not None else 1.0)
+    _, codes, counts = np.unique(
+        np.arange(len(scores)) if groups is None else np.asarray(groups), return_inverse=True, return_counts=True
+    )
+    order = np.argsort(scores)
+    mass = np.cumsum(1.0 / (len(counts) * counts[codes[order]]))
+    # Of single rows the rank of split conformal prediction; of a few groups what there is, without infinite intervals.
+    wanted = COVERAGE * (1 + 1 / len(scores))
+    rank = min(len(scores) - 1, int(np.searchsorted(mass, wanted - 1e-9)))
+    return float(scores[order[rank]]) / _Z
 
 
 def shared_part(errors: np.ndarray, groups: Sequence[str]) -> float:

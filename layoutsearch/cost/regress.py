@@ -92,7 +92,7 @@ class Regressor:
             return cls((), shift, None, prior.spread)
         frame, errors = data.features, _out_of_fold(data, seed)
         scale, scales = _local_scale(data, errors, seed)
-        sigma = conformal_sigma(errors, scales)
+        sigma = conformal_sigma(errors, scales, data.groups)
         share = shared_part(errors, data.workloads)
         spread = Spread(float(sigma * share**0.5), float(sigma * (1 - share) ** 0.5))
         boosters = [_train(frame, data.target, data.weights, seed + s) for s in range(_SEEDS)]
