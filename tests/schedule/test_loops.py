@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -79,6 +80,47 @@ def test_pool(layout: str, how: str, size: int, stride: int, pad: int, include_p
         (got,) = k.run(k.scheduled(func, schedule), [stored])
         want = pool(x.astype("float64"), size, stride, pad, how, include_pad, ceil)
         k.close(k.from_layout(got, layout, "NCHW"), want)
+
+
+@pytest.mark.parametrize("channels", [5, 37, 149])
+@pytest.mark.parametrize(
+    ("how", "size", "stride", "pad", "include_pad", "ceil"),
+    [
+        ("max", 5, 1, 2, False, False),
+        ("max", 13, 1, 6, False, False),
+        ("avg", 3, 1, 1, False, False),
+        ("avg", 3, 2, 1, True, False),
+        ("max", 3, 2, 1, False, True),
+    ],
+)
+def test_pool_of_tiles_that_nothing_divides(
+    channels: int, how: str, size: int, stride: int, pad: int, include_pad: bool, ceil: bool
+) -> None:
+    """Columns at the padding, whole tiles of those inside and the rest; and windows that always reach the padding."""
+    x = np.random.default_rng(0).standard_normal((1, channels, 17, 12)).astype("float32")
+    stored = k.to_layout(x, "NHWC", "NCHW")
+    extra = {"count_include_pad": include_pad} if how == "avg" else {}
+    operator = op.nn.max_pool2d if how == "max" else op.nn.avg_pool2d
+
+    def build(x: relax.Var) -> relax.Expr:
+        return operator(x, (size, size), (stride, stride), (pad, pad), ceil_mode=ceil, layout="NHWC", **extra)
+
+    func = k.fused(build, stored.shape)
+    (got,) = k.run(k.scheduled(func, k.sample(func, seed=1)[0]), [stored])
+    want = pool(x.astype("float64"), size, stride, pad, how, include_pad, ceil)
+    k.close(k.from_layout(got, "NHWC", "NCHW"), want)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 6])
+@pytest.mark.parametrize("shape", [(1, 7, 9, 1000), (1, 31, 13, 40), (3, 14, 15, 69), (1, 57, 33, 16)])
+@pytest.mark.parametrize("how", ["mean", "max", "min"])
+def test_global_pool_of_channels_last(shape: tuple[int, ...], how: str, threads: int) -> None:
+    """Strips of channels as tasks, and partial results where the channels are few."""
+    x = np.random.default_rng(0).standard_normal(shape).astype("float32")
+    func = k.fused(lambda x: getattr(op, how)(x, [1, 2], True), shape)
+    target = dataclasses.replace(k.INFO, threads=threads)
+    (got,) = k.run(k.scheduled(func, k.sample(func, seed=1, target=target)[0], target), [x])
+    k.close(got, getattr(np, how)(x.astype("float64"), (1, 2), keepdims=True))
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC", "NCHW8c"])

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from tvm import ir, tirx
+from tvm.sym import Analyzer
+from tvm_ffi import structural_map, structural_walk
 
 from layoutsearch.schedule import builder as b
 from layoutsearch.schedule.anatomy import Stage, inline_loads, value_at
@@ -23,7 +25,10 @@ from layoutsearch.schedule.templates.strides import pinned_axes, strides
 Axes = Sequence[tuple[ir.Var, int]]
 Values = dict[ir.Var, Expr]
 _VECTORS = 4
-"""Independent accumulators: enough to cover the latency of an addition."""
+"""Vectors of a strip; twice as many independent additions cover the latency of one."""
+_SHORT = 8
+"""Columns of a window up to which it is unrolled."""
+_COMPARISONS = (tirx.LE, tirx.LT, tirx.GE, tirx.GT)
 
 
 class Reduction:
@@ -45,6 +50,10 @@ class Reduction:
         if inner is not None:
             return self._along_reduction(inner)
         return self._scalar() if last is None else self._over_spatial(last)
+
+    @cached_property
+    def _work(self) -> int:
+        return math.prod(e for _, e in (*self.stage.spatial, *self.stage.reduction))
 
     @cached_property
     def _moves(self) -> tuple[tuple[int, ...], ...] | None:
@@ -91,8 +100,8 @@ class Reduction:
             return tirx.max
         return tirx.min if isinstance(value, tirx.Min) else None
 
-    def _update(self, values: Values, acc: tirx.Buffer, index: Expr) -> tirx.Stmt:
-        value = b.substitute(self.stage.value, values)
+    def _update(self, values: Values, acc: tirx.Buffer, index: Expr, value: tirx.Expr | None = None) -> tirx.Stmt:
+        value = b.substitute(self.stage.value if value is None else value, values)
         value = inline_loads(value, {self.stage.buffer: lambda _: b.load(acc, index)})
         return b.store(acc, value, index)
 
@@ -115,58 +124,212 @@ class Reduction:
     def _tasks(self, axes: Axes, parts: int, body: Callable[[Values, Expr], tirx.Stmt]) -> tirx.Stmt:
         """body(values of the axes, part) in parallel over the axes and the parts."""
         extents = [*(e for _, e in axes), parts]
-        work = math.prod(e for _, e in (*self.stage.spatial, *self.stage.reduction))
 
         def task(index: Expr) -> tirx.Stmt:
             *at, part = b.unravel(index, extents)
             return body(dict(zip((v for v, _ in axes), at, strict=True)), part)
 
-        return b.parallel("task", math.prod(extents), task, self.target.threads > 1 and work > SMALL)
+        return b.parallel("task", math.prod(extents), task, self.target.threads > 1 and self._work > SMALL)
 
     def _over_spatial(self, axis: int) -> tirx.Stmt:
-        """Vectors of results along one data-parallel axis."""
+        """Vectors of results along one data-parallel axis, of several neighbours along another where it has registers.
+
+        Those neighbours, most often the columns of a pool, share what their windows have in common.
+        """
         stage, lanes = self.stage, self.target.lanes
-        var, extent = stage.spatial[axis]
-        outer = [pair for i, pair in enumerate(stage.spatial) if i != axis]
+        extent = stage.spatial[axis][1]
+        column = self._column_axis(axis)
+        outer = [pair for i, pair in enumerate(stage.spatial) if i not in (axis, column)]
+        count = math.prod(e for _, e in outer)
 
-        def strip(values: Values, start: Expr, size: int) -> tirx.Stmt:
-            acc, width = b.registers("acc", size, self.dtype), min(size, lanes)
+        def cut(values: Values, start: Expr, size: int) -> tirx.Stmt:
+            """A run of the axis that is whole vectors, then ever narrower ones."""
+            out, done = [], 0
+            while done < size:
+                left = size - done
+                piece = left // lanes * lanes or 1 << (left.bit_length() - 1)
+                out.append(self._columns(values, axis, column, start + done, piece))
+                done += piece
+            return b.seq(out)
 
-            def each(body: b.Body) -> tirx.Stmt:
-                return b.unrolled("u", size // width, lambda u: b.vectorized("v", width, lambda v: body(u * width + v)))
+        # Few other iterations: strips of the axis are tasks, else a task takes the whole axis.
+        few = count < 4 * self.target.threads and self._work > 8 * SMALL
+        vectors = self._even_vectors(count, extent // lanes) if few else _VECTORS
+        tile = vectors * lanes
+        whole, rest = divmod(extent, tile)
+        if few and whole + (rest > 0) > 1:
 
-            def at(i: Expr) -> Values:
-                return {**values, var: start + i}
+            def part(values: Values, index: Expr) -> tirx.Stmt:
+                full = cut(values, index * tile, tile)
+                return full if not rest else tirx.IfThenElse(index < whole, full, cut(values, whole * tile, rest))
 
-            def update(r: Values) -> tirx.Stmt:
-                return each(lambda i: self._update({**at(i), **r}, acc, i))
+            return self._tasks(outer, whole + (rest > 0), part)
 
+        def row(values: Values, _: Expr) -> tirx.Stmt:
+            strips = [b.loop("strip", whole, lambda i: cut(values, i * tile, tile))] if whole else []
+            return b.seq([*strips, cut(values, whole * tile, rest)] if rest else strips)
+
+        return self._tasks(outer, 1, row)
+
+    def _even_vectors(self, count: int, vectors: int) -> int:
+        """Vectors of a task, so that the threads have the same to do; many, as neighbours in memory come together."""
+        threads = self.target.threads
+
+        def longest(each: int) -> int:
+            return -(-count * -(-vectors // each) // threads) * each
+
+        return min(range(1, 2 * _VECTORS + 1), key=lambda each: (longest(each), -each))
+
+    def _column_axis(self, axis: int) -> int | None:
+        """The data-parallel axis to tile besides the one of the vectors, where that leaves the threads enough tasks."""
+        spatial, lanes = self.stage.spatial, self.target.lanes
+        axes = [i for i, (_, e) in enumerate(spatial) if i != axis and e > 1]
+        if not axes or self._moves is None:
+            return None
+        strips = -(-spatial[axis][1] // (_VECTORS * lanes))
+        tasks = math.prod(spatial[i][1] for i in axes[:-1]) * strips
+        return axes[-1] if tasks >= 4 * self.target.threads else None
+
+    def _columns(self, values: Values, axis: int, column: int | None, start: Expr, size: int) -> tirx.Stmt:
+        """All columns of a strip: those whose windows reach into the padding one by one, the others by tiles."""
+        if column is None:
+            return self._strip(values, axis, start, size, None, 0, 1)
+        extent = self.stage.spatial[column][1]
+        low, high = self._inside.get(column, (0, 0))
+        count = max(1, min(high - low, self.target.registers // 4 // -(-size // self.target.lanes)))
+        tiles = (high - low) // count
+
+        def one(i: Expr) -> tirx.Stmt:
+            return self._strip(values, axis, start, size, column, i, 1)
+
+        def inside(i: Expr, width: int = count) -> tirx.Stmt:
+            return self._strip(values, axis, start, size, column, i, width, inside=True)
+
+        done = low + tiles * count
+        return b.seq(
+            [
+                b.loop("x", low, one),
+                b.loop("x", tiles, lambda i: inside(i * count + low)),
+                *([inside(done, high - done)] if done < high else []),
+                b.loop("x", extent - high, one, start=high),
+            ]
+        )
+
+    def _strip(
+        self,
+        values: Values,
+        axis: int,
+        start: Expr,
+        size: int,
+        column: int | None,
+        first: Expr,
+        count: int,
+        inside: bool = False,
+    ) -> tirx.Stmt:
+        """`size` results along the axis, for `count` columns from `first`, all in registers."""
+        stage, width = self.stage, min(size, self.target.lanes)
+        parts = self._parts(count * -(-size // self.target.lanes))
+        acc = b.registers("acc", parts * count * size, self.dtype)
+        value = self._bare[column] if inside and column is not None else stage.value
+
+        def each(body: Callable[[Expr, Values], tirx.Stmt]) -> tirx.Stmt:
+            def at(x: Expr, i: Expr) -> tirx.Stmt:
+                here = {**values, stage.spatial[axis][0]: start + i}
+                if column is not None:
+                    here[stage.spatial[column][0]] = first + x
+                return body(x * size + i, here)
+
+            return b.unrolled(
+                "x",
+                count,
+                lambda x: b.unrolled(
+                    "u", size // width, lambda u: b.vectorized("v", width, lambda v: at(x, u * width + v))
+                ),
+            )
+
+        def update(r: Values, part: Expr) -> tirx.Stmt:
+            return each(lambda i, at: self._update({**at, **r}, acc, part * (count * size) + i, value))
+
+        *others, (inner, extent) = stage.reduction
+        groups, left = divmod(extent, parts)
+
+        def along(r: Values) -> tirx.Stmt:
+            # Unrolled, so that what the windows of neighbours share is loaded once.
+            kind = b.unrolled if count > 1 and extent <= _SHORT else b.loop
+            if parts == 1:
+                return kind(inner.name, extent, lambda i: update({**r, inner: i}, 0))
             return b.seq(
                 [
-                    b.allocate(acc),
-                    each(lambda i: self._init(at(i), acc, i)),
-                    self._nest(stage.reduction, update, {}),
-                    each(lambda i: self._store(at(i), b.load(acc, i))),
+                    b.loop(
+                        inner.name,
+                        groups,
+                        lambda g: b.unrolled("part", parts, lambda p: update({**r, inner: g * parts + p}, p)),
+                    ),
+                    b.unrolled("part", left, lambda p: update({**r, inner: p + groups * parts}, p)),
                 ]
             )
 
-        # Few other iterations: every vector of the axis is a task, else a task takes the whole axis.
-        few = math.prod(e for _, e in outer) < 2 * self.target.threads
-        tile = lanes if few else _VECTORS * lanes
-        whole, rest = divmod(extent, tile)
-        if few and whole > 1 and not rest:
-            return self._tasks(outer, whole, lambda values, part: strip(values, part * tile, tile))
+        def merge(part: Expr) -> tirx.Stmt:
+            assert self._combiner is not None
+            combine = self._combiner
+            return each(lambda i, _: b.store(acc, combine(b.load(acc, i), b.load(acc, part * (count * size) + i)), i))
 
-        def row(values: Values, _: Expr) -> tirx.Stmt:
-            out = [b.loop("strip", whole, lambda i: strip(values, i * tile, tile))] if whole else []
-            done, left = whole * tile, rest
-            while left:
-                piece = left // lanes * lanes or 1 << (left.bit_length() - 1)
-                out.append(strip(values, done, piece))
-                done, left = done + piece, left - piece
-            return b.seq(out)
+        return b.seq(
+            [
+                b.allocate(acc),
+                # The initial value is neutral for sum, max and min, so every part may start from it.
+                b.unrolled(
+                    "part",
+                    parts,
+                    lambda p: each(lambda i, at: self._init(at, acc, p * (count * size) + i)),
+                ),
+                self._nest(others, along, {}),
+                b.unrolled("part", parts - 1, merge, start=1),
+                each(lambda i, at: self._store(at, b.load(acc, i))),
+            ]
+        )
 
-        return self._tasks(outer, 1, row)
+    def _parts(self, vectors: int) -> int:
+        """Partial results of each vector, where there are too few vectors to cover the latency of an addition."""
+        if self._combiner is None:
+            return 1
+        return max(1, min(2 * _VECTORS // vectors, self.stage.reduction[-1][1] // 2 if _long(self.stage) else 1))
+
+    @cached_property
+    def _inside(self) -> dict[int, tuple[int, int]]:
+        """By data-parallel axis, the range in which no condition of the value depends on the axis."""
+        return {i: self._unconditional(i) for i in range(len(self.stage.spatial))}
+
+    @cached_property
+    def _bare(self) -> dict[int, tirx.Expr]:
+        """By data-parallel axis, the value without the conditions that hold in the range `_inside`."""
+        true = tirx.const(True, "bool")
+        out = {}
+        for i, (var, _) in enumerate(self.stage.spatial):
+            tests = _tests(self.stage.value, var)
+
+            def drop(node: tirx.Expr, tests: Sequence[tirx.Expr] = tests) -> tirx.Expr:
+                return true if any(node.same_as(t) for t in tests) else node
+
+            out[i] = structural_map(self.stage.value, (_COMPARISONS, drop)) if tests else self.stage.value
+        return out
+
+    def _unconditional(self, axis: int) -> tuple[int, int]:
+        stage = self.stage
+        var, extent = stage.spatial[axis]
+        tests = _tests(stage.value, var)
+
+        def holds(low: int, high: int) -> bool:
+            analyzer = Analyzer()
+            for other, size in (*stage.spatial, *stage.reduction):
+                analyzer.bind(other, ir.Range(low, high) if other.same_as(var) else ir.Range(0, size))
+            return all(analyzer.can_prove(t) for t in tests)
+
+        middle = extent // 2
+        if not holds(middle, middle + 1):
+            return 0, 0
+        low = next(i for i in range(middle + 1) if holds(i, middle + 1))
+        return low, next(i for i in range(extent, middle, -1) if holds(low, i))
 
     def _scalar(self) -> tirx.Stmt:
         """One result over a reduction that no vector fits."""
@@ -192,7 +355,7 @@ class Reduction:
         step = lanes * vectors
 
         def row(values: Values, _: Expr) -> tirx.Stmt:
-            acc, total = b.registers("acc", step, self.dtype), b.registers("total", 1, self.dtype)
+            acc = b.registers("acc", step, self.dtype)
 
             def at(flat: Expr) -> Values:
                 # The run is contiguous for every load: its innermost axis may take the whole position.
@@ -214,19 +377,26 @@ class Reduction:
                     done, left = done + piece, left - piece
                 return b.seq(parts)
 
-            def fold(j: Expr) -> tirx.Stmt:
-                return b.store(total, combine(b.load(total, 0), b.load(acc, j)), 0)
+            def fold(distance: int) -> tirx.Stmt:
+                """Halves the partial results: a chain of additions over all lanes would be longer than the sum."""
+                return b.vectorized(
+                    "v", distance, lambda v: b.store(acc, combine(b.load(acc, v), b.load(acc, v + distance)), v)
+                )
+
+            def gather(u: Expr) -> tirx.Stmt:
+                return b.vectorized(
+                    "v", lanes, lambda v: b.store(acc, combine(b.load(acc, v), b.load(acc, u * lanes + v)), v)
+                )
 
             return b.seq(
                 [
                     b.allocate(acc),
-                    b.allocate(total),
                     # The initial value is neutral for sum, max and min, so every lane may start from it.
                     each(lambda j: self._init(values, acc, j)),
                     self._nest(outer, along, {}),
-                    b.store(total, b.load(acc, 0), 0),
-                    b.unrolled("j", step - 1, fold, start=1),
-                    self._store(values, b.load(total, 0)),
+                    b.unrolled("u", vectors - 1, gather, start=1),
+                    *(fold(1 << bit) for bit in reversed(range(lanes.bit_length() - 1))),
+                    self._store(values, b.load(acc, 0)),
                 ]
             )
 
@@ -235,3 +405,20 @@ class Reduction:
 
 def _lanes(width: int, start: int, body: Callable[[Expr, Expr], tirx.Stmt]) -> tirx.Stmt:
     return b.vectorized("v", width, lambda v: body(start, v))
+
+
+def _long(stage: Stage) -> bool:
+    """Whether the reduction takes longer than combining partial results."""
+    return math.prod(e for _, e in stage.reduction) >= 32
+
+
+def _tests(value: tirx.Expr, var: ir.Var) -> list[tirx.Expr]:
+    """The comparisons in the value that use the variable."""
+    found: list[tirx.Expr] = []
+
+    def visit(node: tirx.Expr) -> None:
+        if b.uses_any(node, [var]):
+            found.append(node)
+
+    structural_walk(value, (_COMPARISONS, visit))
+    return found
