@@ -18,7 +18,7 @@ from layoutsearch.measure import kernels, models
 from layoutsearch.measure.farm import LocalFarm
 from layoutsearch.measure.kernels import KernelCall
 from layoutsearch.measure.operand_state import PREPARE
-from layoutsearch.measure.results import DeviceFailed, Measurement, RunFailed, Status
+from layoutsearch.measure.results import WARMUP, DeviceFailed, Measurement, RunFailed, Status
 from layoutsearch.measure.server_functions import IDENTITY
 from layoutsearch.measure.session import Session, connect
 from layoutsearch.measure.tracker import TrackerClient
@@ -199,7 +199,7 @@ class Device:
         calls: Sequence[KernelCall],
         *,
         repeat: int = 7,
-        warmup: int = 1,
+        warmup: int = WARMUP,
         timeout_s: float = 10.0,
         flush: bool = True,
     ) -> list[Measurement]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from layoutsearch.layout.facts import KernelFacts
-from layoutsearch.measure.results import Measurement
+from layoutsearch.measure.results import WARMUP, Measurement
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class KernelRecord:
     candidate: str
     schedule: str
     measurement: Measurement
-    warmup: int = 1
+    warmup: int = WARMUP
     repeat: int = 7
     flush: bool = True
     created: float = 0.0

@@ -51,6 +51,10 @@ class DeviceFailed(RunFailed, DeviceError):
         return self.message
 
 
+WARMUP = 2
+"""Runs of a kernel before its samples, each in the state of its model like those: the first fetches code and page
+tables, and takes 5 to 25 % longer than any later one."""
+
 _BURST = 1.5
 
 

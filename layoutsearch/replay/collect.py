@@ -29,6 +29,7 @@ class WholeLabel:
         label: how the assignment was found.
         solution: candidate of every node.
         schedules: digest of the schedules it was built with.
+        pace: see `RecordedWhole`.
     """
 
     group: int
@@ -36,17 +37,18 @@ class WholeLabel:
     label: str
     solution: tuple[int, ...]
     schedules: str
+    pace: float
 
     def __str__(self) -> str:
-        return canonical_json([self.group, self.starts, self.label, list(self.solution), self.schedules])
+        return canonical_json([self.group, self.starts, self.label, list(self.solution), self.schedules, self.pace])
 
     @classmethod
     def parse(cls, text: str) -> WholeLabel | None:
         """Inverse of `str`; None for a label that something else made."""
         if not text.startswith("["):
             return None
-        group, starts, label, solution, schedules = json.loads(text)
-        return cls(group, starts, label, tuple(solution), schedules)
+        group, starts, label, solution, schedules, pace = json.loads(text)
+        return cls(group, starts, label, tuple(solution), schedules, pace)
 
 
 def collect(
@@ -139,7 +141,13 @@ def whole_records(records: Iterable[ModelRecord], digest: Any, build_s: float, c
                 continue
             found.append(
                 RecordedWhole(
-                    label.group, label.starts, label.label, label.solution, rounded(samples), round(build_s, 3)
+                    label.group,
+                    label.starts,
+                    label.label,
+                    label.solution,
+                    rounded(samples),
+                    round(build_s, 3),
+                    pace=label.pace,
                 )
             )
     return sorted(found, key=lambda whole: (whole.group, whole.label != "optimum", whole.solution))

@@ -22,6 +22,7 @@ from layoutsearch.layout.unmatched import unmatched_rules
 from layoutsearch.measure.device import DeviceIdentity
 from layoutsearch.measure.operand_state import PROTOCOL
 from layoutsearch.measure.records import RecordContext
+from layoutsearch.measure.results import WARMUP
 from layoutsearch.model.canonicalize import canonicalize
 from layoutsearch.model.fingerprint import fingerprint
 from layoutsearch.model.load import LoadedModel, load
@@ -134,7 +135,7 @@ def template_versions() -> str:
     # A trace is the same kernel whatever the templates do.
     own = {name: spec for name, spec in TEMPLATES.items() if name != metaschedule.NAME}
     versions = {name: f"{name}{spec.version}.{spec.revision}".removesuffix(".0") for name, spec in own.items()}
-    return ",".join(versions[name] for name in sorted(versions)) + f" {PROTOCOL}"
+    return ",".join(versions[name] for name in sorted(versions)) + f" {PROTOCOL} warm{WARMUP}"
 
 
 def _space(space: SearchSpace | str | os.PathLike[str] | None, target: tvm.target.Target) -> SearchSpace:

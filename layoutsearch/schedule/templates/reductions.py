@@ -1,7 +1,8 @@
 """Reductions with their accumulators in registers.
 
 Vectors run over a data-parallel axis where the loads are dense along it (a pool of a packed tensor), else along the
-reduction itself, with partial results in the lanes (a mean over H and W in NCHW). A pointwise stage that reads the
+reduction itself, with partial results in the lanes (a mean over H and W in NCHW). Several results, or several parts of
+one, are computed beside each other, so that none waits for the addition before it. A pointwise stage that reads the
 result in place (the division of an average) is computed before the store.
 """
 
@@ -12,13 +13,12 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from tvm import ir, tirx
-from tvm.sym import Analyzer
-from tvm_ffi import structural_map, structural_walk
 
 from layoutsearch.schedule import builder as b
 from layoutsearch.schedule.anatomy import Stage, inline_loads, value_at
 from layoutsearch.schedule.indexing import Expr
 from layoutsearch.schedule.target import TargetInfo
+from layoutsearch.schedule.templates.conditions import Conditions
 from layoutsearch.schedule.templates.maps import SMALL
 from layoutsearch.schedule.templates.strides import pinned_axes, strides
 
@@ -28,7 +28,6 @@ _VECTORS = 4
 """Vectors of a strip; twice as many independent additions cover the latency of one."""
 _SHORT = 8
 """Columns of a window up to which it is unrolled."""
-_COMPARISONS = (tirx.LE, tirx.LT, tirx.GE, tirx.GT)
 
 
 class Reduction:
@@ -39,6 +38,7 @@ class Reduction:
         self.finish = finish
         self.target = target
         self.dtype = str(stage.buffer.dtype)
+        self._conditions = Conditions(stage)
 
     def emit(self) -> tirx.Stmt:
         """The loop nest, along whichever axis the loads are dense in."""
@@ -195,7 +195,7 @@ class Reduction:
         if column is None:
             return self._strip(values, axis, start, size, None, 0, 1)
         extent = self.stage.spatial[column][1]
-        low, high = self._inside.get(column, (0, 0))
+        low, high = self._conditions.inside(column)
         count = max(1, min(high - low, self.target.registers // 4 // -(-size // self.target.lanes)))
         tiles = (high - low) // count
 
@@ -230,7 +230,7 @@ class Reduction:
         stage, width = self.stage, min(size, self.target.lanes)
         parts = self._parts(count * -(-size // self.target.lanes))
         acc = b.registers("acc", parts * count * size, self.dtype)
-        value = self._bare[column] if inside and column is not None else stage.value
+        value = self._conditions.bare(column) if inside and column is not None else stage.value
 
         def each(body: Callable[[Expr, Values], tirx.Stmt]) -> tirx.Stmt:
             def at(x: Expr, i: Expr) -> tirx.Stmt:
@@ -294,42 +294,6 @@ class Reduction:
         if self._combiner is None:
             return 1
         return max(1, min(2 * _VECTORS // vectors, self.stage.reduction[-1][1] // 2 if _long(self.stage) else 1))
-
-    @cached_property
-    def _inside(self) -> dict[int, tuple[int, int]]:
-        """By data-parallel axis, the range in which no condition of the value depends on the axis."""
-        return {i: self._unconditional(i) for i in range(len(self.stage.spatial))}
-
-    @cached_property
-    def _bare(self) -> dict[int, tirx.Expr]:
-        """By data-parallel axis, the value without the conditions that hold in the range `_inside`."""
-        true = tirx.const(True, "bool")
-        out = {}
-        for i, (var, _) in enumerate(self.stage.spatial):
-            tests = _tests(self.stage.value, var)
-
-            def drop(node: tirx.Expr, tests: Sequence[tirx.Expr] = tests) -> tirx.Expr:
-                return true if any(node.same_as(t) for t in tests) else node
-
-            out[i] = structural_map(self.stage.value, (_COMPARISONS, drop)) if tests else self.stage.value
-        return out
-
-    def _unconditional(self, axis: int) -> tuple[int, int]:
-        stage = self.stage
-        var, extent = stage.spatial[axis]
-        tests = _tests(stage.value, var)
-
-        def holds(low: int, high: int) -> bool:
-            analyzer = Analyzer()
-            for other, size in (*stage.spatial, *stage.reduction):
-                analyzer.bind(other, ir.Range(low, high) if other.same_as(var) else ir.Range(0, size))
-            return all(analyzer.can_prove(t) for t in tests)
-
-        middle = extent // 2
-        if not holds(middle, middle + 1):
-            return 0, 0
-        low = next(i for i in range(middle + 1) if holds(i, middle + 1))
-        return low, next(i for i in range(extent, middle, -1) if holds(low, i))
 
     def _scalar(self) -> tirx.Stmt:
         """One result over a reduction that no vector fits."""
@@ -410,15 +374,3 @@ def _lanes(width: int, start: int, body: Callable[[Expr, Expr], tirx.Stmt]) -> t
 def _long(stage: Stage) -> bool:
     """Whether the reduction takes longer than combining partial results."""
     return math.prod(e for _, e in stage.reduction) >= 32
-
-
-def _tests(value: tirx.Expr, var: ir.Var) -> list[tirx.Expr]:
-    """The comparisons in the value that use the variable."""
-    found: list[tirx.Expr] = []
-
-    def visit(node: tirx.Expr) -> None:
-        if b.uses_any(node, [var]):
-            found.append(node)
-
-    structural_walk(value, (_COMPARISONS, visit))
-    return found
