@@ -42,9 +42,7 @@ class Spread:
         return self.between**2 / self.total**2 if self.total > 0 else 0.0
 
 
-def conformal_sigma(
-    errors: np.ndarray, scales: np.ndarray | None = None, groups: Sequence[str] | None = None
-) -> float:
+def conformal_sigma(errors: np.ndarray, scales: np.ndarray | None = None, groups: Sequence[str] | None = None) -> float:
     """Factor that turns `scales` (ones by default) into standard deviations whose 80 % intervals hold.
 
     The standard deviation is that of a normal distribution with the same 80 % interval: what a caller computes from it
