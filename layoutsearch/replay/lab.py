@@ -161,6 +161,9 @@ class ReplayLab:
             self._reveal(key.workload, key.candidate, 1)
             self._reporter.step(f"{key.workload} {key.candidate}")
 
+    def measure_transforms_again(self, keys: Iterable[TransformKey], reserve_s: float = 0.0) -> None:
+        """Reveals nothing: a table holds what came of all times together."""
+
     def _of(self, workload: str, candidate: str, summary: str = "") -> Known:
         self._table.attempts(workload, candidate, summary)
         return self._memory.known(workload, candidate)

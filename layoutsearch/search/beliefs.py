@@ -16,6 +16,7 @@ from layoutsearch.cost.model import CostModel, Prediction
 from layoutsearch.cost.posterior import Evidence, Posterior
 from layoutsearch.cost.rows import KernelRow, TransformRow
 from layoutsearch.layout.layout import Layout
+from layoutsearch.layout.transform import TransformKey
 from layoutsearch.measure.results import Measurement, cost_us
 from layoutsearch.search.cost_index import CostIndex, FloatArray, IntArray
 from layoutsearch.search.known import Known, Lab
@@ -34,6 +35,8 @@ _FIRST_SAMPLES = 7
 # Scale in log of the error of a first measurement, and what a spread of its samples adds to that: between what was seen
 # of 400 schedules on a quiet machine and of 430 on one that was not.
 _NOISE, _NOISE_OF_SPREAD = 0.035, 0.4
+# Standard deviations above the prediction from where a time is doubted.
+_DOUBTFUL = 2.0
 # The name under which this run's rows join those of other models.
 _THIS_RUN = "this run"
 
@@ -103,6 +106,17 @@ class Beliefs:
     def take_as_certain(self, pair: int, schedules: Iterable[str]) -> None:
         """The times of these schedules will not get more certain than they are."""
         self._certain.setdefault(pair, set()).update(schedules)
+
+    def doubtful(self) -> list[TransformKey]:
+        """Layout changes that took much longer than predicted and were timed at one time only: something may have
+        disturbed it, and a search would never look at them again."""
+        evidence, prior = self.transform_evidence, self._priors[1]
+        far = np.zeros(len(evidence.seen), dtype=np.bool_)
+        seen = evidence.seen
+        sigma = np.hypot(prior.between[seen], prior.within[seen])
+        far[seen] = np.log(evidence.best_us[seen]) - prior.log_us[seen] > _DOUBTFUL * sigma
+        found = [(key, self._lab.transform(key)) for key in (self.index.transforms[k] for k in np.flatnonzero(far))]
+        return [key for key, known in found if known.best is not None and known.best[0] not in known.again]
 
     @property
     def measured(self) -> np.ndarray:

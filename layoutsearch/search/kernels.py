@@ -206,8 +206,9 @@ class KernelLab:
         A transform has one schedule: nothing beside it shows that other work made it look slow.
         """
         known = {k: self.transform(k) for k in dict.fromkeys(keys)}
-        hasty = [k for k, found in known.items() if found.best is not None and found.best[0] not in found.again]
-        self._time_transforms(hasty, reserve_s)
+        hasty = {k: f.best[0] for k, f in known.items() if f.best is not None and f.best[0] not in f.again}
+        todo = [k for k, schedule in hasty.items() if not self._memory.recall_again(k.workload, k.candidate, schedule)]
+        self._time_transforms(todo, reserve_s)
 
     def _time_transforms(self, keys: Sequence[TransformKey], reserve_s: float) -> None:
         for batch in _batches(keys):

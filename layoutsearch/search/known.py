@@ -89,3 +89,6 @@ class Lab(Protocol):
 
     def measure_transforms(self, keys: Iterable[TransformKey], reserve_s: float = 0.0) -> None:
         """Measure transforms that are not known yet."""
+
+    def measure_transforms_again(self, keys: Iterable[TransformKey], reserve_s: float = 0.0) -> None:
+        """Time transforms that ran once more: what was disturbed either time does not count."""

@@ -192,6 +192,8 @@ class LazySearch:
         """Measure what the best assignment uses, and time the contenders again, as far as the budget goes."""
         while True:
             self._settle(budget, reserve_s)
+            if self._doubt(budget, reserve_s):
+                continue
             pairs = self._contenders()
             if budget.over(reserve_s) or not pairs:
                 return self.state()
@@ -216,6 +218,13 @@ class LazySearch:
             self._lab.measure_transforms(keys, reserve_s)
             if not self._update():
                 return
+
+    def _doubt(self, budget: Budget, reserve_s: float) -> bool:
+        """Time layout changes again that may have been disturbed; whether anything became known."""
+        if budget.over(reserve_s):
+            return False
+        self._lab.measure_transforms_again(self.beliefs.doubtful(), reserve_s)
+        return self._update()
 
     def _contenders(self) -> list[int]:
         """What may be in the optimum and was timed in haste: the fastest of many such times is the luckiest as well."""

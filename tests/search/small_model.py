@@ -88,6 +88,9 @@ class SmallLab:
         for key in keys:
             self._measured(key, Measurement(Status.OK, (self._transforms[key],)))
 
+    def measure_transforms_again(self, keys: Iterable[TransformKey], reserve_s: float = 0.0) -> None:
+        """See Lab."""
+
     def refine(self, requests: Sequence[Request], repeat: int, reserve_s: float = 0.0) -> None:
         """See Lab."""
 

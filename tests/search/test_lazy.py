@@ -69,6 +69,17 @@ def test_a_run_ends_near_the_optimum_with_a_part_of_the_measurements(seed: int) 
     assert state.measured < state.candidates
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_what_disturbed_a_layout_change_is_found_out(seed: int) -> None:
+    world, lab, search = make(seed, gap=0.02)
+    lab.disturbed = set(world.moves)
+    state = search.run(Budget())
+    assert world.true_us(state.solution) <= 1.03 * optimum(world)
+    again = [key for key in world.moves if lab.transform(key).again]
+    assert again
+    assert all(lab.transform(key).best_us == world.moves[key] for key in again)
+
+
 def test_what_ships_was_measured_frozen_kernels_too() -> None:
     world, lab, search = make(2, gap=0.3)
     state = search.run(Budget())
