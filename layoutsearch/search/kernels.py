@@ -191,7 +191,8 @@ class KernelLab:
         """Those of the fastest schedules that have no more samples than a first measurement has."""
         known = self.of(request.workload, request.choice)
         fastest = [schedule for schedule, _ in known.ranked[: request.tries]]
-        return tuple(s for s in fastest if len(known.tries[s].samples_us) <= _REPEAT)
+        # One that was disturbed the second time may have kept as few samples as a first measurement has.
+        return tuple(s for s in fastest if s not in known.again and len(known.tries[s].samples_us) <= _REPEAT)
 
     def measure_transforms(self, keys: Iterable[TransformKey], reserve_s: float = 0.0) -> None:
         """Measure transforms that are not known yet."""
@@ -221,9 +222,12 @@ class KernelLab:
             for k, future in jobs:
                 earlier = next((m for m in self.transform(k).tries.values() if m.ok), None)
                 result = future.result()
+                what = f"{k.workload} {k.candidate}"
                 if result.ok or earlier is None:
-                    what = f"{k.workload} {k.candidate}"
                     ready.append(self._ready(k.workload, k.candidate, result, what, None, earlier=earlier))
+                else:
+                    # As in `refine`: it was built before.
+                    self._reporter.note(f"{what}: {result.status.value}: {result.error}")
             if not self._time(ready, reserve_s):
                 return
 
