@@ -22,7 +22,7 @@ import numpy as np
 
 from layoutsearch.measure.caches import USUAL_LAST_BYTES, describe_caches, holds
 
-PROTOCOL = "operands3"
+PROTOCOL = "operands4"
 """Names this way of timing; raised whenever the times it gives come to mean something else."""
 PREPARE = f"layoutsearch.server.{PROTOCOL}"
 """Global function of the server: (positions of the weights, "0,3" or ""; footprint of the model in bytes, 0 for more
@@ -81,14 +81,15 @@ class _Preparation:
         self._launch, self._threads, self._scratch = launch, threads, scratch
         self._flush, self._footprint = flush, footprint
         self._weights = frozenset(weights)
-        self._reach = min(footprint or _LARGEST, _CACHE_SHARE * _second_cache_bytes())
         self._spans: list[np.ndarray] = []
-        self._count = 1
+        self._count, self._reach = 1, 0
         self._callback = _LAMBDA(self._work)
 
     def __call__(self, *args: Any) -> None:
         weights = [args[i] for i in sorted(self._weights) if i < len(args)]
         self._count = int(self._threads())
+        # The threads of a kernel share its activations, and mostly its weights.
+        self._reach = min((self._footprint or _LARGEST) // self._count, _CACHE_SHARE * _second_cache_bytes())
         if weights and not holds(shared_cache_bytes(self._count), self._footprint):
             # TVM's own function spares its first argument.
             self._flush(args[0], *weights)

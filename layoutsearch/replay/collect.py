@@ -29,7 +29,6 @@ class WholeLabel:
         label: how the assignment was found.
         solution: candidate of every node.
         schedules: digest of the schedules it was built with.
-        pace: see `RecordedWhole`.
     """
 
     group: int
@@ -37,18 +36,17 @@ class WholeLabel:
     label: str
     solution: tuple[int, ...]
     schedules: str
-    pace: float
 
     def __str__(self) -> str:
-        return canonical_json([self.group, self.starts, self.label, list(self.solution), self.schedules, self.pace])
+        return canonical_json([self.group, self.starts, self.label, list(self.solution), self.schedules])
 
     @classmethod
     def parse(cls, text: str) -> WholeLabel | None:
         """Inverse of `str`; None for a label that something else made."""
         if not text.startswith("["):
             return None
-        group, starts, label, solution, schedules, pace = json.loads(text)
-        return cls(group, starts, label, tuple(solution), schedules, pace)
+        group, starts, label, solution, schedules = json.loads(text)
+        return cls(group, starts, label, tuple(solution), schedules)
 
 
 def collect(
@@ -141,13 +139,7 @@ def whole_records(records: Iterable[ModelRecord], digest: Any, build_s: float, c
                 continue
             found.append(
                 RecordedWhole(
-                    label.group,
-                    label.starts,
-                    label.label,
-                    label.solution,
-                    rounded(samples),
-                    round(build_s, 3),
-                    pace=label.pace,
+                    label.group, label.starts, label.label, label.solution, rounded(samples), round(build_s, 3)
                 )
             )
     return sorted(found, key=lambda whole: (whole.group, whole.label != "optimum", whole.solution))

@@ -10,7 +10,7 @@ Every line has a field `is`, the kind of the object:
 - kernel, transform: `w` workload, `c` candidate, `s` schedule, `u` samples in us (or `st` status and `e` error where it
   failed), `m` seconds of the measurement, `b` seconds of the build, `r` samples of the refinement, `rm` its seconds
 - whole: `g` group, `n` process starts, `l` label, `a` solution, `u` samples by round, `b` seconds of the build, `s`
-  schedules by node, `p` pace (1 where it is left out)
+  schedules by node
 """
 
 from __future__ import annotations
@@ -192,8 +192,6 @@ def whole_line(whole: RecordedWhole) -> dict[str, Any]:
     }
     if whole.schedules:
         line["s"] = {str(node): json.loads(text) for node, text in whole.schedules}
-    if whole.pace != 1.0:
-        line["p"] = round(whole.pace, 4)
     return line
 
 
@@ -209,7 +207,6 @@ def read_whole(data: Mapping[str, Any]) -> RecordedWhole:
         samples_us=_samples(data["u"]),
         build_s=_number(data["b"]),
         schedules=schedules,
-        pace=_number(data.get("p", 1.0)),
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
@@ -32,11 +31,9 @@ from layoutsearch.search.budget import Budget
 from layoutsearch.search.export import PlanContext, make_plan
 from layoutsearch.search.kernels import KernelLab
 from layoutsearch.search.known import Request
-from layoutsearch.search.pace import Pace
 from layoutsearch.search.reference import reference_key
 from layoutsearch.search.reporter import Reporter, Silent
 from layoutsearch.search.setup import ModelSetup, set_up, template_versions
-from layoutsearch.search.solve import solve
 from layoutsearch.search.whole import WholeLab
 from layoutsearch.targets import default_threads
 from layoutsearch.toolchain import require_toolchain
@@ -150,7 +147,6 @@ class _Recorder:
         key = reference_key(setup.loaded, setup.fingerprint, samples)
         reference = (store.path.with_suffix(".reference.npz"), key)
         self._whole = WholeLab(device, builder, setup.source, samples, reference, folder, budget, reporter)
-        self._paced: Pace | None = None
         self._plans = PlanContext(setup.loaded, setup.graph, setup.fingerprint, setup.target, self._identity)
 
     def run(self) -> Table:
@@ -235,27 +231,17 @@ class _Recorder:
         built = self._whole.build(plans)
         if not built:
             return set()
-        before = self._pace(program).ratio()
         samples = self._whole.time(built, options.rounds, options.seed + group, options.starts)
-        pace = round((before + self._pace(program).ratio()) / 2, 4)
         for each in built.values():
             Path(each.path).unlink(missing_ok=True)
         labels = dict(zip(names, (label for label, _ in members), strict=True))
         recorded = {
-            str(WholeLabel(group, options.starts, labels[name], names[name], self._digest(names[name]), pace)): values
+            str(WholeLabel(group, options.starts, labels[name], names[name], self._digest(names[name]))): values
             for name, values in samples.items()
         }
         if recorded:
             self._store.add_models(ModelRecord(self._context, self._setup.fingerprint, recorded))
         return {names[name] for name in samples}
-
-    def _pace(self, program: Program) -> Pace:
-        """Of the kernels that the optimum uses, built once."""
-        if self._paced is None:
-            best = solve(program.problem).assignment
-            pairs = zip(self._skeleton.nodes, best, strict=True)
-            self._paced = self._lab.pace(Counter(Request(n.workload, n.choices[i], 1) for n, i in pairs))
-        return self._paced
 
     def _timed(self, program: Program) -> list[RecordedWhole]:
         """Whole assignments that the store holds, built with the schedules that are the fastest now."""

@@ -92,7 +92,6 @@ class RecordedWhole:
         samples_us: by round.
         build_s: seconds of one worker.
         schedules: (node, schedule) where it is not the fastest of the table.
-        pace: how much longer the kernels of the optimum took in the minutes around than the table says.
     """
 
     group: int
@@ -102,14 +101,8 @@ class RecordedWhole:
     samples_us: tuple[float, ...]
     build_s: float = 0.0
     schedules: tuple[tuple[int, str], ...] = ()
-    pace: float = 1.0
 
     @property
     def median_us(self) -> float:
         """Median sample."""
         return statistics.median(self.samples_us)
-
-    @property
-    def paced_us(self) -> float:
-        """What it would have taken when the kernels were timed."""
-        return self.median_us / self.pace

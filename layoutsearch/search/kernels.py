@@ -25,7 +25,6 @@ from layoutsearch.search.budget import Budget
 from layoutsearch.search.jobs import KERNELS, TRANSFORM, BuiltKernels, KernelJob, TransformJob, function_name
 from layoutsearch.search.known import WHOLE, Known, Request
 from layoutsearch.search.memory import LabMemory
-from layoutsearch.search.pace import Pace, Paced
 from layoutsearch.search.proposals import PROPOSE, ProposalJob
 from layoutsearch.search.reporter import Reporter
 from layoutsearch.search.tuners import NO_MORE, KernelTuner, is_proposed
@@ -167,25 +166,6 @@ class KernelLab:
                     self._reporter.note(f"{what}: {result.status.value}: {result.error}")
             if not self._time(ready, reserve_s):
                 return
-
-    def pace(self, counts: Mapping[Request, int]) -> Pace:
-        """Built from the fastest schedule of each request, which a model runs so often; nothing of it is recorded."""
-        jobs = []
-        for request, count in counts.items():
-            known = self.of(request.workload, request.choice)
-            if known.best is None:
-                continue
-            schedule, us = known.best
-            # In a model a view costs nothing, alone it is a copy.
-            if us == known.tries[schedule].expected_us:
-                future = self._builder.submit(KERNELS, self._only_job(request, (schedule,)), _BUILD_S)
-                jobs.append((request, us, count, future))
-        found = []
-        for request, us, count, future in jobs:
-            result = future.result()
-            if result.ok and result.value.schedules:
-                found.append(Paced(self._timing(result.value, request.workload, _REPEAT), us, count))
-        return Pace(self._device, found)
 
     def _unrefined(self, request: Request) -> tuple[str, ...]:
         """Those of the fastest schedules that have no more samples than a first measurement has."""

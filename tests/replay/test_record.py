@@ -95,8 +95,6 @@ def check(table: Table, tries: int) -> None:
     assert labels[0] == "optimum"
     assert any(label.startswith("uniform") for label in labels)
     assert all(len(whole.samples_us) == 4 and whole.starts == 2 and whole.build_s > 0 for whole in table.wholes)
-    assert all(0.1 < whole.pace < 10 for whole in table.wholes)
-    assert any(whole.pace != 1.0 for whole in table.wholes)
     assert table.wholes[0].solution == solve(table.problem).assignment
 
 
