@@ -212,7 +212,7 @@ def test_a_file_of_the_first_format_is_brought_up_to_date(path: Path) -> None:
     shutil.copy(STORES / "records_1.sqlite", path)
     with RecordStore(path) as store:
         first, second = store.records()
-        assert first == replace(ok("conv", us=(1.5, 2.5)), created=7.0)
+        assert first == replace(ok("conv", us=(1.5, 2.5)), created=7.0, warmup=1)
         assert second.measurement.status is Status.TIMEOUT
         (model,) = store.models(CONTEXT, "fingerprint")
         assert model == ModelRecord(CONTEXT, "fingerprint", {"h1": (1.0, 2.0), "h2": (3.0, 4.0)}, 9.0)
