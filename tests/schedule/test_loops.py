@@ -162,17 +162,29 @@ def test_resize_nearest(layout: str) -> None:
 LAYOUTS = ["NCHW", "NHWC", "NCHW16c", "NCHW8c", "NCHW4c", "NCHW32c", "NCHW6c"]
 
 
+@pytest.mark.parametrize("shape", [(2, 96, 5, 7), (1, 96, 40, 52)])
 @pytest.mark.parametrize("source", LAYOUTS)
 @pytest.mark.parametrize("target", LAYOUTS)
-def test_layout_transform(source: str, target: str) -> None:
-    """Every pair of layouts, on a shape that no tile divides."""
+def test_layout_transform(source: str, target: str, shape: tuple[int, ...]) -> None:
+    """Every pair of layouts, on a shape that no tile divides, and on one large enough to be shared by its pixels."""
     if source == target:
         return
-    x = np.random.default_rng(0).standard_normal((2, 96, 5, 7)).astype("float32")
+    x = np.random.default_rng(0).standard_normal(shape).astype("float32")
     stored, want = k.to_layout(x, source, "NCHW"), k.to_layout(x, target, "NCHW")
     func = k.transform(source, target, x.shape)
     (got,) = k.run(k.scheduled(func, k.sample(func, seed=1)[0]), [stored])
     assert np.array_equal(got, want)
+
+
+@pytest.mark.parametrize(("source", "target"), [("NCHW32c", "NCHW"), ("NCHW", "NCHW32c"), ("NCHW32c", "NCHW16c")])
+def test_a_tensor_of_one_block_moves_by_vectors(source: str, target: str) -> None:
+    """c // 32 and c % 32 of 32 channels hide a move that is as regular as any other."""
+    x = np.random.default_rng(0).standard_normal((1, 32, 40, 52)).astype("float32")
+    func = k.transform(source, target, x.shape)
+    moved = k.scheduled(func, k.sample(func, seed=1)[0])
+    (got,) = k.run(moved, [k.to_layout(x, source, "NCHW")])
+    assert np.array_equal(got, k.to_layout(x, target, "NCHW"))
+    assert "%" not in str(moved.body).split("task")[-1], "no coordinate is divided for every element"
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int32", "int64", "uint8"])

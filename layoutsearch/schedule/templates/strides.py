@@ -74,13 +74,16 @@ def _simplify_loads(value: tirx.Expr, analyzer: Analyzer) -> tirx.Expr:
 def split_blocks(stage: Stage) -> Stage:
     """The stage with every axis c that is only read as c // f and c % f split in two, so that all accesses are affine.
 
-    Before: out[n, c, h, w] = in[n, c // 16, h, w, c % 16]. After: axes n, co, ci, h, w with c = co * 16 + ci.
+    Before: out[n, c, h, w] = in[n, c // 16, h, w, c % 16]. After: axes n, co, ci, h, w with c = co * 16 + ci. An axis
+    may be part of the channel itself: (c * 16 + v) // 32 splits c by 2.
     """
     factors: dict[ir.Var, set[int]] = {}
 
     def visit(node: tirx.FloorDiv | tirx.FloorMod) -> None:
-        if isinstance(node.a, ir.Var) and isinstance(node.b, tirx.IntImm):
-            factors.setdefault(node.a, set()).add(int(node.b))
+        if isinstance(node.b, tirx.IntImm):
+            var, step = _blocks_of(node.a)
+            if var is not None and int(node.b) % step == 0:
+                factors.setdefault(var, set()).add(int(node.b) // step)
 
     structural_walk(stage.value, ((tirx.FloorDiv, tirx.FloorMod), visit))
     axes: list[tuple[ir.Var, int]] = []
@@ -98,7 +101,7 @@ def split_blocks(stage: Stage) -> Stage:
         else:
             analyzer.bind(var, ir.Range(0, extent))
             axes.append((var, extent))
-    if not moved:
+    if not factors:
         return stage
     return dataclasses.replace(
         stage,
@@ -106,6 +109,17 @@ def split_blocks(stage: Stage) -> Stage:
         indices=tuple(b.substitute(i, moved) for i in stage.indices),
         value=_simplify_loads(b.substitute(stage.value, moved), analyzer),
     )
+
+
+def _blocks_of(channel: tirx.Expr) -> tuple[ir.Var | None, int]:
+    """(c, 1) of c, (c, f) of c * f + v; (None, 1) of anything else."""
+    if isinstance(channel, ir.Var):
+        return channel, 1
+    if isinstance(channel, tirx.Add) and isinstance(channel.a, tirx.Mul) and isinstance(channel.b, ir.Var):
+        var, step = channel.a.a, channel.a.b
+        if isinstance(var, ir.Var) and isinstance(step, tirx.IntImm):
+            return var, int(step)
+    return None, 1
 
 
 @dataclass(frozen=True)
