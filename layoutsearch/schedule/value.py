@@ -50,7 +50,7 @@ TEMPLATES: dict[str, TemplateSpec] = {
     "winograd": TemplateSpec(
         1, {"tile": (1, 64), "vectors": (1, 16), "strips": (1, 1 << 16), "outer": ("channels", "tiles")}
     ),
-    "loops": TemplateSpec(1, {}, revision=2),
+    "loops": TemplateSpec(1, {}, revision=3),
     "reshape": TemplateSpec(1, {}),
     "stack": TemplateSpec(1, {}),
     "metaschedule": TemplateSpec(1, {"trace": TRACE}),
