@@ -100,7 +100,12 @@ class Measurement:
 
     @cached_property
     def expected_us(self) -> float:
-        """See `expected_us`; a search asks for it again and again."""
+        """What a kernel takes on average: the mean of the samples, each counted as at most 1.5 times the median.
+
+        The time of a model is the sum of its kernels' expected times. Samples are skewed, so medians add up to a few
+        per cent less; a burst of other work is many times the median and says nothing of the kernel. Infinite for a
+        failure.
+        """
         if not self.ok:
             return float("inf")
         most = _BURST * self.median_us
@@ -115,27 +120,18 @@ class Measurement:
         return (high - low) / self.median_us if self.median_us > 0 else 0.0
 
 
-def expected_us(measurement: Measurement) -> float:
-    """What a kernel takes on average: the mean of the samples, each counted as at most 1.5 times the median.
-
-    The time of a model is the sum of its kernels' expected times. Samples are skewed, so medians add up to a few per
-    cent less; a burst of other work is many times the median and says nothing of the kernel. Infinite for a failure.
-    """
-    return measurement.expected_us
-
-
 VIEW_US = 0.1
 """About what a call costs by which a model hands on a tensor under another shape."""
 _VIEWS = ('"template":"reshape"', '"template":"stack"')
 
 
 def cost_us(schedule: str, measurement: Measurement) -> float:
-    """What a kernel costs in a model under a schedule (JSON): `expected_us`, but next to nothing for a view.
+    """What a kernel costs in a model under a schedule (JSON): its expected time, but next to nothing for a view.
 
     Alone, what reshapes a tensor or joins several end to end is a copy; in a model it is memory under another name (see
     `plan.sequence`).
     """
-    us = expected_us(measurement)
+    us = measurement.expected_us
     return min(us, VIEW_US) if measurement.ok and any(view in schedule for view in _VIEWS) else us
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from layoutsearch.errors import DeviceError
 from layoutsearch.measure.kernels import KernelCall
-from layoutsearch.measure.results import Measurement, expected_us
+from layoutsearch.measure.results import Measurement
 
 _VISITS = 2
 # Times the fastest visit. Where operands happen to lie makes a tenth or two, which a model sees as well.
@@ -66,8 +66,8 @@ def agreed(visits: Sequence[Measurement]) -> Measurement:
     for visit in visits:
         if not visit.ok:
             return Measurement(visit.status, (), visit.error, wall_s)
-    most = DISTURBED * min(map(expected_us, visits))
-    samples = [us for visit in visits if expected_us(visit) <= most for us in visit.samples_us]
+    most = DISTURBED * min(visit.expected_us for visit in visits)
+    samples = [us for visit in visits if visit.expected_us <= most for us in visit.samples_us]
     return Measurement(visits[0].status, tuple(samples), "", wall_s)
 
 
@@ -112,5 +112,5 @@ def _visit(device: KernelTimer, timing: Timing, repeat: int, chosen: Sequence[in
 
 
 def _differ(visits: Sequence[Measurement]) -> bool:
-    times = [expected_us(visit) for visit in visits]
+    times = [visit.expected_us for visit in visits]
     return all(visit.ok for visit in visits) and max(times) > DISTURBED * min(times)

@@ -8,7 +8,7 @@ import pytest
 
 from layoutsearch.errors import DeviceError
 from layoutsearch.measure.kernels import KernelCall
-from layoutsearch.measure.results import Measurement, Status, expected_us
+from layoutsearch.measure.results import Measurement, Status
 from layoutsearch.search.visits import DISTURBED, Timing, agreed, time_in_visits
 
 
@@ -59,7 +59,7 @@ def test_a_disturbed_visit_does_not_count(times: list[float | Status]) -> None:
     timer = Timer({("a", "f"): times, ("a", "g"): [1.0, 1.0]})
     a = timing("a", "f", "g")
     time_in_visits(timer, [a], never)
-    assert expected_us(a.results[0]) == pytest.approx(10.2, abs=0.3)
+    assert a.results[0].expected_us == pytest.approx(10.2, abs=0.3)
     assert [function for _, function, _ in timer.asked].count("g") == 2, "only what was disturbed is timed again"
     assert a.results[0].wall_s == pytest.approx(1.5)
 
@@ -106,7 +106,7 @@ def test_a_device_that_is_gone_ends_it() -> None:
 def test_an_earlier_time_counts_like_a_visit(now: list[float | Status], us: float) -> None:
     a = Timing("a", (KernelCall("f", ()),), 2, earlier=ok(10.0, 10.0))
     time_in_visits(Timer({("a", "f"): list(now)}), [a], never)
-    assert expected_us(a.results[0]) == pytest.approx(us)
+    assert a.results[0].expected_us == pytest.approx(us)
 
 
 def test_nothing_timed_has_no_result() -> None:
