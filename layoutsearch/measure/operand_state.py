@@ -3,7 +3,7 @@
 Since a kernel ran last, all the others have: what they went over has pushed its code, its weights and the translations
 of its pages out of the caches of its cores, so weights come from the nearest cache that holds all that an inference
 goes over, its *footprint*, and from memory where none does. Activations come from the kernel before, on the same
-threads, and the memory of the result has held others, before those kernels.
+threads, and the memory of the result held others until a kernel or two ago.
 
 Timed within real models, call by call, kernels took what they take like this; with everything warm they took up to a
 fifth less, with weights always from memory up to three times as much in a model of half a megabyte.
@@ -35,6 +35,8 @@ _PAGES, _PAGE_BYTES = 8192, 4096
 # Read by each thread at most, in units of a core's second cache.
 _CACHE_SHARE = 2
 _USUAL_SECOND_BYTES = 1 << 20
+# Of its size, since the memory of a result was last in use: small tensors are still in the second cache then.
+_KERNELS_SINCE_RESULT = 2
 _LARGEST = 1 << 62
 _LAMBDA = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
@@ -68,7 +70,7 @@ def register() -> bool:
 
 
 class _Preparation:
-    """Rewrites the result, does other work on all threads, flushes weights that come from memory, rewrites the rest."""
+    """Does other work on all threads, flushes weights that come from memory, rewrites the result and the operands."""
 
     def __init__(
         self,
@@ -85,7 +87,7 @@ class _Preparation:
         self._weights = frozenset(weights)
         self._operands: list[np.ndarray] = []
         self._result = np.empty(0, np.uint8)
-        self._count, self._reach = 1, 0
+        self._count, self._reach, self._since_result = 1, 0, 0
         self._callback = _LAMBDA(self._work)
 
     def __call__(self, *args: Any) -> None:
@@ -98,6 +100,8 @@ class _Preparation:
             self._flush(args[0], *weights)
         self._result = _bytes(args[-1])
         self._operands = [_bytes(args[i]) for i in range(len(args) - 1) if i not in self._weights]
+        size = self._result.size + sum(span.size for span in self._operands)
+        self._since_result = min(self._reach, _KERNELS_SINCE_RESULT * size // self._count)
         while len(self._scratch) < self._count:
             self._scratch.append(_Scratch())
         self._launch(self._callback, None, ctypes.c_int(self._count))
@@ -106,8 +110,9 @@ class _Preparation:
         self._launch(self._meet, None, ctypes.c_int(self._count))
 
     def _work(self, task: int, _environment: int, _data: int) -> int:
-        self._rewrite(self._result, task)
         self._scratch[task].touch(self._reach)
+        self._rewrite(self._result, task)
+        self._scratch[task].touch(self._since_result)
         for span in self._operands:
             self._rewrite(span, task)
         return 0
