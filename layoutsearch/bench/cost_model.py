@@ -168,7 +168,7 @@ def _wholes(cases: Sequence[_Case], models: Mapping[str, CostModel], seed: int) 
     for case in cases:
         shapes = [_shape(case, models[case.name], whole) for whole in case.table.wholes]
         rows[case.name] = [
-            WholeRow(shape, whole.median_us, case.table.header.model)
+            WholeRow(shape, case.table.leveled_us(whole), case.table.header.model)
             for shape, whole in zip(shapes, case.table.wholes, strict=True)
         ]
     for case in cases:

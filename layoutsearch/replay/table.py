@@ -137,21 +137,29 @@ class Table:
         return self.problem.evaluate(solution).total
 
     @cached_property
-    def whole_us(self) -> Mapping[tuple[int, ...], float]:
-        """Median time of each assignment that was timed whole, groups brought to the scale of what they share.
+    def scales(self) -> Mapping[int, float]:
+        """By group, what brings its times to those of the others: all groups time one assignment that they share.
 
         A group is slow or fast as a whole with what else the machine did at the time.
         """
-        medians: dict[tuple[int, ...], dict[int, float]] = {}
+        medians: dict[tuple[object, ...], dict[int, float]] = {}
         for whole in self.wholes:
-            medians.setdefault(whole.solution, {})[whole.group] = whole.median_us
+            medians.setdefault((whole.solution, whole.schedules), {})[whole.group] = whole.median_us
         shared = max(medians.values(), key=len, default={})
         typical = statistics.median(shared.values()) if shared else 0.0
-        scale = {group: typical / us for group, us in shared.items()}
-        return {
-            solution: statistics.median(us * scale.get(group, 1.0) for group, us in groups.items())
-            for solution, groups in medians.items()
-        }
+        return {group: typical / us for group, us in shared.items()}
+
+    def leveled_us(self, whole: RecordedWhole) -> float:
+        """Median time of an assignment timed whole, its group brought to the scale of the others."""
+        return whole.median_us * self.scales.get(whole.group, 1.0)
+
+    @cached_property
+    def whole_us(self) -> Mapping[tuple[int, ...], float]:
+        """`leveled_us` of each assignment that was timed whole, the median over its groups and schedules."""
+        found: dict[tuple[int, ...], list[float]] = {}
+        for whole in self.wholes:
+            found.setdefault(whole.solution, []).append(self.leveled_us(whole))
+        return {solution: statistics.median(times) for solution, times in found.items()}
 
     def _known(self, workload: str, candidate: str, summary: str) -> Known:
         known = Known(closed=True)

@@ -118,6 +118,7 @@ def test_groups_are_compared_through_what_they_share(table: Table) -> None:
     """The second group ran half as fast again, all of it."""
     for whole in table.wholes:
         assert table.whole_us[whole.solution] / table.additive_us(whole.solution) == pytest.approx(1.1 * 1.25, rel=0.1)
+        assert table.leveled_us(whole) / table.additive_us(whole.solution) == pytest.approx(1.1 * 1.25, rel=0.1)
 
 
 def broken(path: Path, change: Callable[[list[str]], list[str]]) -> Path:
