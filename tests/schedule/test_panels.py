@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import tvm
 from tvm import relax, s_tir, tirx
 from tvm.sym import Analyzer
 
-from layoutsearch.schedule import Schedule
+from layoutsearch.schedule import Schedule, candidates
 from layoutsearch.schedule import builder as b
 from tests.schedule import kernels as k
 
@@ -64,3 +65,15 @@ def test_every_vector_of_the_next_tile_is_asked_for(height: int) -> None:
     lanes = k.INFO.lanes
     want = {(0, 0, c, o) for c in range(channels) for o in range(2 * lanes, out, lanes)}
     assert want <= set(fetched(k.scheduled(func, schedule)))
+
+
+def test_a_product_with_one_row_stays_small() -> None:
+    """All weights of the next tile are asked for by one row: as a loop, where statements took minutes to build."""
+    func = k.fused(lambda x, w: relax.op.matmul(x, w), (1, 2048), (2048, 1000))
+    panels = [s for s in candidates(func, k.INFO) if dict(s.params).get("outer") == "panels"]
+    assert panels
+    for schedule in panels[:2]:
+        rng = np.random.default_rng(0)
+        arrays = [rng.standard_normal(shape).astype("float32") for shape in ((1, 2048), (2048, 1000))]
+        (got,) = k.run(k.scheduled(func, schedule), arrays)
+        k.close(got, arrays[0].astype("float64") @ arrays[1], 2e-6)

@@ -22,6 +22,8 @@ from layoutsearch.schedule.templates.lanes import Run
 _L1_SHARE = 0.75
 # Input channels between two rounds of requests: a core waits for at most a dozen lines at once.
 _GROUP = 16
+# Requests written out one by one: beyond that, as where a matrix product has one row, a loop makes them.
+_UNROLLED = 512
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,7 @@ class Panels:
         c, rows, columns = self._c, self._c.rows[0], self._c.columns[0]
         steps = group * c.reduce_block * rows.taps * columns.taps
         share = -(-steps // self._area.all)
+        repeat = b.unrolled if share * sum(run.count for run in ahead) <= _UNROLLED else b.loop
 
         def step(j: Expr) -> tirx.Stmt:
             number = unit * share + j
@@ -171,7 +174,7 @@ class Panels:
             )
 
         if steps % self._area.all == 0:
-            return [b.unrolled("ahead", share, step)]
+            return [repeat("ahead", share, step)]
         whole, rest = divmod(steps, share)
-        some = tirx.IfThenElse(unit.equal(whole), b.unrolled("ahead", rest, step), None) if rest else None
-        return [tirx.IfThenElse(unit < whole, b.unrolled("ahead", share, step), some)]
+        some = tirx.IfThenElse(unit.equal(whole), repeat("ahead", rest, step), None) if rest else None
+        return [tirx.IfThenElse(unit < whole, repeat("ahead", share, step), some)]
