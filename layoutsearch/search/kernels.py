@@ -294,16 +294,12 @@ class KernelLab:
             self._reporter.note(f"{what}: {result.status.value}: {result.error}")
             self._reporter.step(what)
             return None
-        return _Ready(workload, candidate, what, result.value, self._timing(result.value, kernel, repeat, earlier))
-
-    @staticmethod
-    def _timing(
-        built: BuiltKernels, kernel: Workload | None, repeat: int, earlier: Measurement | None = None
-    ) -> Timing:
+        built: BuiltKernels = result.value
         specs = tuple(TensorSpec(shape, dtype) for shape, dtype in built.args)
         cold, size = (kernel.cold, kernel.facts.footprint) if kernel is not None else ((), 0)
         calls = tuple(KernelCall(function_name(i), specs, cold, size) for i in range(len(built.schedules)))
-        return Timing(built.output, calls, min(repeat, _repeat_for(specs, cold, repeat)), earlier=earlier)
+        timing = Timing(built.output, calls, min(repeat, _repeat_for(specs, cold, repeat)), earlier=earlier)
+        return _Ready(workload, candidate, what, built, timing)
 
     def _time(self, ready: Iterable[_Ready | None], reserve_s: float) -> bool:
         """Time and record what was built; False if the budget was over before all of it was."""
