@@ -145,18 +145,18 @@ def _time_call(
             session.cpu,
             number=1,
             repeat=warmup - 1 + repeat,
-            f_preproc=_flush_function(session, call) if flush else "",
+            f_preproc=_flush_function(session, module, call) if flush else "",
         )
         seconds = evaluate(*args).results
     return tuple(s * 1e6 for s in seconds[warmup - 1 :])
 
 
-def _flush_function(session: Session, call: KernelCall) -> str:
+def _flush_function(session: Session, module: Any, call: KernelCall) -> str:
     """Name of the device's function that puts the arguments where they are within a model; see `operand_state`."""
     prepare = session.function(PREPARE) if call.cold is not None else None
     if prepare is None or call.cold is None:
         return FLUSH
-    return str(prepare(",".join(map(str, sorted(call.cold))), call.footprint))
+    return str(prepare(",".join(map(str, sorted(call.cold))), call.footprint, module))
 
 
 def _buffers(session: Session, specs: Sequence[TensorSpec]) -> list[Any]:

@@ -20,14 +20,16 @@ from typing import Any
 
 import numpy as np
 
+from layoutsearch.measure import vector_work
 from layoutsearch.measure.caches import USUAL_LAST_BYTES, describe_caches, holds
 
-PROTOCOL = "operands4"
+PROTOCOL = "operands5"
 """Names this way of timing; raised whenever the times it gives come to mean something else."""
 PREPARE = f"layoutsearch.server.{PROTOCOL}"
 """Global function of the server: (positions of the weights, "0,3" or ""; footprint of the model in bytes, 0 for more
-than any cache holds) -> name of a function to run before a kernel, with the kernel's arguments. Its name has the
-protocol: a board's server may be of another layoutsearch, and records would not tell its times from ours."""
+than any cache holds; the library of the kernel) -> name of a function to run before a kernel, with the kernel's
+arguments. Its name has the protocol: a board's server may be of another layoutsearch, and records would not tell its
+times from ours."""
 
 _FLUSH = "cache_flush_cpu_non_first_arg"
 # Pages that each thread touches at most: more than translation buffers hold.
@@ -53,17 +55,17 @@ def register() -> bool:
     flush = tvm_ffi.get_global_func(_FLUSH, allow_missing=True)
     if launch is None or barrier is None or threads is None or flush is None:
         return False
-    made: set[str] = set()
+    made: dict[str, _Preparation] = {}
     scratch: list[_Scratch] = []
 
     @tvm_ffi.register_global_func(PREPARE, override=True)
-    def prepare(weights: str, footprint: int) -> str:
+    def prepare(weights: str, footprint: int, library: Any) -> str:
         name = f"{PREPARE}.{weights}.{footprint}"
         if name not in made:
             positions = [int(i) for i in weights.split(",") if i]
-            preparation = _Preparation((launch, barrier), threads, flush, scratch, positions, footprint)
-            tvm_ffi.register_global_func(name, preparation, override=True)
-            made.add(name)
+            made[name] = _Preparation((launch, barrier), threads, flush, scratch, positions, footprint)
+            tvm_ffi.register_global_func(name, made[name], override=True)
+        made[name].work = vector_work.worker(library, int(threads()))
         return name
 
     return True
@@ -88,7 +90,9 @@ class _Preparation:
         self._operands: list[np.ndarray] = []
         self._result = np.empty(0, np.uint8)
         self._count, self._reach, self._since_result = 1, 0, 0
-        self._callback = _LAMBDA(self._work)
+        self._callback = _LAMBDA(self._place)
+        self.work: Callable[[], object] | None = None
+        """Native code for all threads, as a kernel before would run."""
 
     def __call__(self, *args: Any) -> None:
         weights = [args[i] for i in sorted(self._weights) if i < len(args)]
@@ -107,9 +111,12 @@ class _Preparation:
         self._launch(self._callback, None, ctypes.c_int(self._count))
         # The threads meet once more without the interpreter, as after any kernel: what they waited in is what they wait
         # in before the next. Kernels of some microseconds took a fifth longer right after Python.
-        self._launch(self._meet, None, ctypes.c_int(self._count))
+        if self.work is None:
+            self._launch(self._meet, None, ctypes.c_int(self._count))
+        else:
+            self.work()
 
-    def _work(self, task: int, _environment: int, _data: int) -> int:
+    def _place(self, task: int, _environment: int, _data: int) -> int:
         self._scratch[task].touch(self._reach)
         self._rewrite(self._result, task)
         self._scratch[task].touch(self._since_result)

@@ -30,6 +30,7 @@ from layoutsearch.plan.apply import target_of
 from layoutsearch.plan.compile import apply_to, build_executable, compile, load_for
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.plan.steps import PlanStep, plan_steps
+from layoutsearch.measure import vector_work
 from layoutsearch.schedule import BUILD_CONFIG, dispatch
 from layoutsearch.schedule.target import TargetInfo
 from layoutsearch.schedule.value import Schedule
@@ -165,14 +166,14 @@ def build_kernels(job: KernelJob) -> BuiltKernels:
         functions[name] = scheduled.with_attr("global_symbol", name)
         schedules.append(_key(schedule))
     if functions:
-        export(_compiled(functions, target), job.output, target)
+        export(_compiled(functions, target, info), job.output, target)
     args = tuple((tuple(int(s) for s in p.ty.shape), str(p.ty.dtype)) for p in func.params)
     return BuiltKernels(job.output, tuple(schedules), args, tuple(failed), not job.only and len(fresh) <= job.count)
 
 
-def _compiled(functions: dict[str, tirx.PrimFunc], target: tvm.target.Target) -> Any:
+def _compiled(functions: dict[str, tirx.PrimFunc], target: tvm.target.Target, info: TargetInfo) -> Any:
     with tvm.transform.PassContext(config=BUILD_CONFIG):
-        return tvm.compile(tvm.IRModule(functions), target)
+        return tvm.compile(tvm.IRModule({**functions, vector_work.SYMBOL: vector_work.build(info)}), target)
 
 
 def build_transform(job: TransformJob) -> BuiltKernels:
@@ -191,7 +192,7 @@ def build_transform(job: TransformJob) -> BuiltKernels:
     schedule = dispatch.default(func, info)
     name = function_name(0)
     scheduled = dispatch.apply(func, schedule, info).with_attr("global_symbol", name)
-    export(_compiled({name: scheduled}, target), job.output, target)
+    export(_compiled({name: scheduled}, target, info), job.output, target)
     args = tuple((tuple(int(s) for s in p.ty.shape), str(p.ty.dtype)) for p in func.params)
     return BuiltKernels(job.output, (_key(schedule),), args, (), True)
 

@@ -28,7 +28,7 @@ values = [rng.integers(0, 2, shape).astype(dtype) for shape, dtype in shapes]
 args = [tvm.runtime.tensor(v) for v in values]
 for cold in ("", "0", "1,4", "0,1,2,3,4,5", "9"):
     for footprint in (0, 1000, 1 << 20, 1 << 40):
-        name = tvm.get_global_func(operand_state.PREPARE)(cold, footprint)
+        name = tvm.get_global_func(operand_state.PREPARE)(cold, footprint, library)
         for _ in range(3):
             tvm.get_global_func(name)(*args)
         assert all(np.array_equal(a.numpy(), v) for a, v in zip(args, values)), cold
