@@ -23,6 +23,7 @@ from layoutsearch.materialize.convert import materialize
 from layoutsearch.materialize.lower import lower
 from layoutsearch.materialize.moves import move
 from layoutsearch.materialize.writer import FunctionWriter
+from layoutsearch.measure import vector_work
 from layoutsearch.measure.marks import MARK
 from layoutsearch.measure.records import canonical_json
 from layoutsearch.model.load import LoadedModel, load
@@ -30,7 +31,6 @@ from layoutsearch.plan.apply import target_of
 from layoutsearch.plan.compile import apply_to, build_executable, compile, load_for
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.plan.steps import PlanStep, plan_steps
-from layoutsearch.measure import vector_work
 from layoutsearch.schedule import BUILD_CONFIG, dispatch
 from layoutsearch.schedule.target import TargetInfo
 from layoutsearch.schedule.value import Schedule

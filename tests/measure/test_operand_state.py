@@ -5,22 +5,29 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import tvm
 from conftest import SIZE
 
 from layoutsearch.errors import DeviceError
-from layoutsearch.measure import operand_state
+from layoutsearch.measure import operand_state, vector_work
 from layoutsearch.measure.device import Device
 from layoutsearch.measure.farm import LocalFarm
 from layoutsearch.measure.kernels import KernelCall, TensorSpec
 from layoutsearch.measure.operand_state import PREPARE, PROTOCOL
 from layoutsearch.measure.session import Session, connect
+from layoutsearch.schedule import TargetInfo
+from layoutsearch.targets import local_target
+from layoutsearch.toolchain import export
 
 CHECK = """
+import sys
 import numpy as np, tvm
 from layoutsearch.measure import operand_state
 
 assert operand_state.register()
+library = tvm.runtime.load_module(sys.argv[1])
 shapes = [((3, 5, 7), "float32"), ((1,), "int64"), ((2, 1001), "bool"), ((0, 4), "float32"), ((1 << 18,), "float16"),
           ((7,), "float32")]
 rng = np.random.default_rng(0)
@@ -36,9 +43,38 @@ print("same")
 """
 
 
-def test_values_are_kept() -> None:
-    done = subprocess.run([sys.executable, "-c", CHECK], capture_output=True, text=True, timeout=120)
+@pytest.fixture(scope="module")
+def work_lib(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A library as the builder of kernels makes them: with vector work."""
+    path = tmp_path_factory.mktemp("work") / "work.so"
+    info = TargetInfo.from_target(local_target(), 2)
+    built = tvm.compile(tvm.IRModule({vector_work.SYMBOL: vector_work.build(info)}), local_target())
+    export(built, str(path), local_target())
+    return str(path)
+
+
+@pytest.mark.parametrize("library", ["work_lib", "kernel_lib"])
+def test_values_are_kept(library: str, request: pytest.FixtureRequest) -> None:
+    command = [sys.executable, "-c", CHECK, request.getfixturevalue(library)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "same", done.stderr
+
+
+def test_vector_work_does_its_rounds_on_each_task(work_lib: str) -> None:
+    library = tvm.runtime.load_module(work_lib)
+    out = tvm.runtime.tensor(np.ones(768, "float32"))
+    library[vector_work.SYMBOL](out, 2, 3)
+    found = out.numpy().reshape(3, 256)
+    done = found == (1.0 * 0.5 + 0.25) * 0.5 + 0.25
+    assert done.any(axis=1).all()
+    assert np.all(done | (found == 1.0))
+
+
+def test_only_libraries_with_vector_work_are_asked_for_it(work_lib: str, kernel_lib: str) -> None:
+    work = vector_work.worker(tvm.runtime.load_module(work_lib), 2)
+    assert work is not None
+    work()
+    assert vector_work.worker(tvm.runtime.load_module(kernel_lib), 2) is None
 
 
 @pytest.mark.parametrize("cold", [(), (0,), (1,), (0, 1), None])
