@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 from layoutsearch.measure.records import KernelRecord, RecordContext, RecordStore
-from layoutsearch.measure.results import Measurement
+from layoutsearch.measure.results import Measurement, Status
 from layoutsearch.search.known import WHOLE, Known
 from layoutsearch.search.tuners import KernelTuner
 
@@ -78,7 +78,9 @@ class LabMemory:
             return
         self._loaded.add(workload)
         for record in self._store.records(self._context, workload=workload, flush=True, upto=self._began):
-            self._take(record)
+            # That a build took too long was so in another run, on a machine that may have been busy.
+            if record.schedule != WHOLE or record.measurement.status is not Status.BUILD_TIMEOUT:
+                self._take(record)
         if self._began is not None:
             for record in self._store.records(self._context, workload=workload, flush=True, after=self._began):
                 self._waiting.setdefault((workload, record.candidate), deque()).append(record)

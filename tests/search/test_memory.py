@@ -39,6 +39,20 @@ def test_without_a_mark_all_is_known_at_once(store: RecordStore) -> None:
     assert known.reason == "no more"
 
 
+@pytest.mark.parametrize(("status", "closed"), [(Status.BUILD_TIMEOUT, False), (Status.BUILD_CRASH, True)])
+def test_a_build_that_took_too_long_is_tried_again_by_the_next_run(
+    store: RecordStore, status: Status, closed: bool
+) -> None:
+    add(store, "a", ran(3.0))
+    add(store, WHOLE, Measurement(status, (), "no result"))
+    assert LabMemory(store, CONTEXT).known("w", "NCHW,NCHW").closed is closed
+    assert LabMemory(store, CONTEXT, store.mark()).known("w", "NCHW,NCHW").closed is closed
+    # In the run that it belongs to, resumed or not, it stays closed.
+    resumed = LabMemory(store, CONTEXT, began=0)
+    assert resumed.recall("w", "NCHW,NCHW", 9)
+    assert resumed.known("w", "NCHW,NCHW").closed
+
+
 def test_what_came_after_the_mark_is_recalled_in_order(store: RecordStore) -> None:
     add(store, "a", ran(3.0))
     mark = store.mark()
