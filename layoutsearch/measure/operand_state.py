@@ -3,7 +3,8 @@
 Since a kernel ran last, all the others have: what they went over has pushed its code, its weights and the translations
 of its pages out of the caches of its cores, so weights come from the nearest cache that holds all that an inference
 goes over, its *footprint*, and from memory where none does. Activations come from the kernel before, on the same
-threads, and the memory of the result held others until a kernel or two ago.
+threads. The memory of the result held others until a kernel or two ago, which all threads have read, as convolutions
+read all channels: its lines are shared, and have to be asked for before they are written.
 
 Timed within real models, call by call, kernels took what they take like this; with everything warm they took up to a
 fifth less, with weights always from memory up to three times as much in a model of half a megabyte.
@@ -23,7 +24,7 @@ import numpy as np
 from layoutsearch.measure import vector_work
 from layoutsearch.measure.caches import USUAL_LAST_BYTES, describe_caches, holds
 
-PROTOCOL = "operands5"
+PROTOCOL = "operands6"
 """Names this way of timing; raised whenever the times it gives come to mean something else."""
 PREPARE = f"layoutsearch.server.{PROTOCOL}"
 """Global function of the server: (positions of the weights, "0,3" or ""; footprint of the model in bytes, 0 for more
@@ -34,6 +35,7 @@ times from ours."""
 _FLUSH = "cache_flush_cpu_non_first_arg"
 # Pages that each thread touches at most: more than translation buffers hold.
 _PAGES, _PAGE_BYTES = 8192, 4096
+_LINE_BYTES = 64
 # Read by each thread at most, in units of a core's second cache.
 _CACHE_SHARE = 2
 _USUAL_SECOND_BYTES = 1 << 20
@@ -90,7 +92,7 @@ class _Preparation:
         self._operands: list[np.ndarray] = []
         self._result = np.empty(0, np.uint8)
         self._count, self._reach, self._since_result = 1, 0, 0
-        self._callback = _LAMBDA(self._place)
+        self._steps = tuple(_LAMBDA(step) for step in (self._write_result, self._read_result, self._write_operands))
         self.work: Callable[[], object] | None = None
         """Native code for all threads, as a kernel before would run."""
 
@@ -108,7 +110,9 @@ class _Preparation:
         self._since_result = min(self._reach, _KERNELS_SINCE_RESULT * size // self._count)
         while len(self._scratch) < self._count:
             self._scratch.append(_Scratch())
-        self._launch(self._callback, None, ctypes.c_int(self._count))
+        for callback in self._steps if self._count > 1 else (self._steps[0], self._steps[-1]):
+            # All threads are through with one step before the next.
+            self._launch(callback, None, ctypes.c_int(self._count))
         # The threads meet once more without the interpreter, as after any kernel: what they waited in is what they wait
         # in before the next. Kernels of some microseconds took a fifth longer right after Python.
         if self.work is None:
@@ -116,18 +120,31 @@ class _Preparation:
         else:
             self.work()
 
-    def _place(self, task: int, _environment: int, _data: int) -> int:
+    def _write_result(self, task: int, _environment: int, _data: int) -> int:
         self._scratch[task].touch(self._reach)
         self._rewrite(self._result, task)
+        return 0
+
+    def _read_result(self, task: int, _environment: int, _data: int) -> int:
+        lines = self._share(self._result, (task + 1) % self._count)[::_LINE_BYTES]
+        if lines.size:
+            lines.max()
+        return 0
+
+    def _write_operands(self, task: int, _environment: int, _data: int) -> int:
         self._scratch[task].touch(self._since_result)
         for span in self._operands:
             self._rewrite(span, task)
         return 0
 
+    def _share(self, span: np.ndarray, task: int) -> np.ndarray:
+        """Of one thread."""
+        step = -(-span.size // self._count)
+        return span[task * step : (task + 1) * step]
+
     def _rewrite(self, span: np.ndarray, task: int) -> None:
         """Have one thread write its share of a tensor."""
-        step = -(-span.size // self._count)
-        lines = span[task * step : (task + 1) * step]
+        lines = self._share(span, task)
         # Every line is written, no byte changes, no second buffer crowds the caches; numpy lets go of the interpreter,
         # so the threads do run together. (`memmove` onto itself returns at once.)
         np.bitwise_or(lines, 0, out=lines)
