@@ -50,12 +50,14 @@ class KernelCall:
         cold: positions of the arguments that no kernel before writes, the weights; None for all but the first. The
             others are written anew before each run. Devices whose server cannot do that flush all but the first.
         footprint: bytes that the model goes over in an inference; 0 for more than any cache holds.
+        shared: whether all threads have read what lay in the result's memory before; see `operand_state`.
     """
 
     function: str
     args: tuple[TensorSpec, ...]
     cold: tuple[int, ...] | None = None
     footprint: int = 0
+    shared: bool = False
 
 
 def time_kernels(
@@ -156,7 +158,7 @@ def _flush_function(session: Session, module: Any, call: KernelCall) -> str:
     prepare = session.function(PREPARE) if call.cold is not None else None
     if prepare is None or call.cold is None:
         return FLUSH
-    return str(prepare(",".join(map(str, sorted(call.cold))), call.footprint, module))
+    return str(prepare(",".join(map(str, sorted(call.cold))), call.footprint, call.shared, module))
 
 
 def _buffers(session: Session, specs: Sequence[TensorSpec]) -> list[Any]:

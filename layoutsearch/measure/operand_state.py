@@ -3,8 +3,9 @@
 Since a kernel ran last, all the others have: what they went over has pushed its code, its weights and the translations
 of its pages out of the caches of its cores, so weights come from the nearest cache that holds all that an inference
 goes over, its *footprint*, and from memory where none does. Activations come from the kernel before, on the same
-threads. The memory of the result held others until a kernel or two ago, which all threads have read, as convolutions
-read all channels: its lines are shared, and have to be asked for before they are written.
+threads. The memory of the result held others until a kernel or two ago. With channels last these were read by all
+threads: convolutions split them by channels there, other kernels by pixels. The lines are shared then, and have to be
+asked for before they are written. In other layouts all split by channels, and each core keeps to its own lines.
 
 Timed within real models, call by call, kernels took what they take like this; with everything warm they took up to a
 fifth less, with weights always from memory up to three times as much in a model of half a megabyte.
@@ -24,13 +25,13 @@ import numpy as np
 from layoutsearch.measure import vector_work
 from layoutsearch.measure.caches import USUAL_LAST_BYTES, describe_caches, holds
 
-PROTOCOL = "operands6"
+PROTOCOL = "operands7"
 """Names this way of timing; raised whenever the times it gives come to mean something else."""
 PREPARE = f"layoutsearch.server.{PROTOCOL}"
 """Global function of the server: (positions of the weights, "0,3" or ""; footprint of the model in bytes, 0 for more
-than any cache holds; the library of the kernel) -> name of a function to run before a kernel, with the kernel's
-arguments. Its name has the protocol: a board's server may be of another layoutsearch, and records would not tell its
-times from ours."""
+than any cache holds; whether the lines of its result are shared; the library of the kernel) -> name of a function to
+run before a kernel, with the kernel's arguments. Its name has the protocol: a board's server may be of another
+layoutsearch, and records would not tell its times from ours."""
 
 _FLUSH = "cache_flush_cpu_non_first_arg"
 # Pages that each thread touches at most: more than translation buffers hold.
@@ -61,11 +62,11 @@ def register() -> bool:
     scratch: list[_Scratch] = []
 
     @tvm_ffi.register_global_func(PREPARE, override=True)
-    def prepare(weights: str, footprint: int, library: Any) -> str:
-        name = f"{PREPARE}.{weights}.{footprint}"
+    def prepare(weights: str, footprint: int, shared: bool, library: Any) -> str:
+        name = f"{PREPARE}.{weights}.{footprint}.{shared}"
         if name not in made:
             positions = [int(i) for i in weights.split(",") if i]
-            made[name] = _Preparation((launch, barrier), threads, flush, scratch, positions, footprint)
+            made[name] = _Preparation((launch, barrier), threads, flush, scratch, positions, footprint, shared)
             tvm_ffi.register_global_func(name, made[name], override=True)
         made[name].work = vector_work.worker(library, int(threads()))
         return name
@@ -84,10 +85,11 @@ class _Preparation:
         scratch: list[_Scratch],
         weights: Sequence[int],
         footprint: int,
+        shared: bool,
     ) -> None:
         (self._launch, barrier), self._threads, self._scratch = pool, threads, scratch
         self._meet = ctypes.cast(barrier, ctypes.c_void_p)
-        self._flush, self._footprint = flush, footprint
+        self._flush, self._footprint, self._shared = flush, footprint, shared
         self._weights = frozenset(weights)
         self._operands: list[np.ndarray] = []
         self._result = np.empty(0, np.uint8)
@@ -110,7 +112,9 @@ class _Preparation:
         self._since_result = min(self._reach, _KERNELS_SINCE_RESULT * size // self._count)
         while len(self._scratch) < self._count:
             self._scratch.append(_Scratch())
-        for callback in self._steps if self._count > 1 else (self._steps[0], self._steps[-1]):
+        write_result, read_result, write_operands = self._steps
+        between = (read_result,) if self._shared and self._count > 1 else ()
+        for callback in (write_result, *between, write_operands):
             # All threads are through with one step before the next.
             self._launch(callback, None, ctypes.c_int(self._count))
         # The threads meet once more without the interpreter, as after any kernel: what they waited in is what they wait

@@ -15,6 +15,7 @@ from typing import Any
 
 from layoutsearch.errors import ToolchainError
 from layoutsearch.layout.candidate import Candidate, choice_text
+from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.transform import TransformKey
 from layoutsearch.measure.builder import Builder, BuildResult
 from layoutsearch.measure.device import Device
@@ -160,7 +161,7 @@ class KernelLab:
                 candidate, result = choice_text(request.choice), future.result()
                 what = f"{request.workload.summary} {candidate}"
                 if result.ok:
-                    ready.append(self._ready(request.workload.key, candidate, result, what, request.workload, repeat))
+                    ready.append(self._ready(request.workload.key, candidate, result, what, request, repeat))
                 else:
                     # It was built before; a build that fails now says nothing against the record.
                     self._reporter.note(f"{what}: {result.status.value}: {result.error}")
@@ -204,7 +205,7 @@ class KernelLab:
                 result = future.result()
                 what = f"{k.workload} {k.candidate}"
                 if result.ok or earlier is None:
-                    ready.append(self._ready(k.workload, k.candidate, result, what, None, earlier=earlier))
+                    ready.append(self._ready(k.workload, k.candidate, result, what, k, earlier=earlier))
                 else:
                     # As in `refine`: it was built before.
                     self._reporter.note(f"{what}: {result.status.value}: {result.error}")
@@ -243,7 +244,7 @@ class KernelLab:
         what = f"{request.workload.summary} {candidate}"
         for_toolchain = result.error.startswith(ToolchainError.__name__)
         if result.ok or for_toolchain:
-            return [self._ready(workload, candidate, result, what, request.workload)]
+            return [self._ready(workload, candidate, result, what, request)]
         if len(only) == 1:
             self._add(workload, candidate, only[0], Measurement(result.status, (), result.error, result.wall_s))
             self._reporter.note(f"{what}: {result.status.value}: {result.error}")
@@ -262,7 +263,7 @@ class KernelLab:
         if not result.ok and self._missing(request) > 1 and result.status is not Status.BUILD_ERROR:
             # One schedule of several took the worker down; the first alone may be well.
             result = self._builder.submit(KERNELS, self._kernel_job(request, 1), _BUILD_S).result()
-        return self._ready(workload, candidate, result, what, request.workload)
+        return self._ready(workload, candidate, result, what, request)
 
     def _all_built(self, futures: Sequence[Future[BuildResult]], reserve_s: float) -> bool:
         """Wait until nothing of a batch is being built; False (and the rest cancelled) if the budget is over first."""
@@ -278,7 +279,7 @@ class KernelLab:
         candidate: str,
         result: BuildResult,
         what: str,
-        kernel: Workload | None,
+        asked: Request | TransformKey,
         repeat: int = _REPEAT,
         earlier: Measurement | None = None,
     ) -> _Ready | None:
@@ -296,8 +297,9 @@ class KernelLab:
             return None
         built: BuiltKernels = result.value
         specs = tuple(TensorSpec(shape, dtype) for shape, dtype in built.args)
-        cold, size = (kernel.cold, kernel.facts.footprint) if kernel is not None else ((), 0)
-        calls = tuple(KernelCall(function_name(i), specs, cold, size) for i in range(len(built.schedules)))
+        cold, size, out = _state(asked)
+        shared = out is not None and out.axes[-1].letter == "C"
+        calls = tuple(KernelCall(function_name(i), specs, cold, size, shared) for i in range(len(built.schedules)))
         timing = Timing(built.output, calls, min(repeat, _repeat_for(specs, cold, repeat)), earlier=earlier)
         return _Ready(workload, candidate, what, built, timing)
 
@@ -357,6 +359,14 @@ class KernelLab:
             key.shape, key.axes, key.dtype, str(key.source), str(key.target), self._target, self._context.threads,
             self._output(),
         )  # fmt: skip
+
+
+def _state(asked: Request | TransformKey) -> tuple[tuple[int, ...], int, Layout | None]:
+    """Positions of the weights, footprint, and layout of the result."""
+    if isinstance(asked, TransformKey):
+        return (), 0, asked.target
+    choice = asked.choice
+    return asked.workload.cold, asked.workload.facts.footprint, choice.out if choice is not None else None
 
 
 def _repeat_for(specs: Sequence[TensorSpec], cold: Sequence[int], repeat: int) -> int:

@@ -35,9 +35,10 @@ values = [rng.integers(0, 2, shape).astype(dtype) for shape, dtype in shapes]
 args = [tvm.runtime.tensor(v) for v in values]
 for cold in ("", "0", "1,4", "0,1,2,3,4,5", "9"):
     for footprint in (0, 1000, 1 << 20, 1 << 40):
-        name = tvm.get_global_func(operand_state.PREPARE)(cold, footprint, library)
-        for _ in range(3):
-            tvm.get_global_func(name)(*args)
+        for shared in (False, True):
+            name = tvm.get_global_func(operand_state.PREPARE)(cold, footprint, shared, library)
+            for _ in range(3):
+                tvm.get_global_func(name)(*args)
         assert all(np.array_equal(a.numpy(), v) for a, v in zip(args, values)), cold
 print("same")
 """
@@ -82,9 +83,11 @@ def test_kernels_are_timed_with_any_operands_cold(kernel_lib: str, cold: tuple[i
     floats = TensorSpec((SIZE,))
     with Device.local(threads=2) as device:
         assert device.has_function(PREPARE)
-        (measurement,) = device.time_kernels(kernel_lib, [KernelCall("add_one", (floats, floats), cold)], repeat=3)
-    assert measurement.ok, measurement.error
-    assert len(measurement.samples_us) == 3
+        calls = [KernelCall("add_one", (floats, floats), cold, shared=shared) for shared in (False, True)]
+        measurements = device.time_kernels(kernel_lib, calls, repeat=3)
+    for measurement in measurements:
+        assert measurement.ok, measurement.error
+        assert len(measurement.samples_us) == 3
 
 
 def test_the_function_is_named_for_its_protocol() -> None:
