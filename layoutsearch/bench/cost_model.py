@@ -16,7 +16,7 @@ from layoutsearch.cost.correction import Correction, WholeRow
 from layoutsearch.cost.model import CostModel
 from layoutsearch.cost.train import Rows, rows_of
 from layoutsearch.cost.views import is_view
-from layoutsearch.cost.whole import WholeShape, whole_shape
+from layoutsearch.cost.whole import WholeShape, relative_to_best, whole_shape
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.measure.profile import DeviceProfile
 from layoutsearch.measure.results import cost_us
@@ -166,7 +166,7 @@ def _wholes(cases: Sequence[_Case], models: Mapping[str, CostModel], seed: int) 
     rows: dict[str, list[WholeRow]] = {}
     frames = []
     for case in cases:
-        shapes = [_shape(case, models[case.name], whole) for whole in case.table.wholes]
+        shapes = relative_to_best([_shape(case, models[case.name], whole) for whole in case.table.wholes])
         rows[case.name] = [
             WholeRow(shape, case.table.leveled_us(whole), case.table.header.model)
             for shape, whole in zip(shapes, case.table.wholes, strict=True)

@@ -1,11 +1,12 @@
 """From the sum of the parts to the time of the whole: a correction that is learned from assignments timed whole.
 
-log(measured / additive) is linear in the features of `cost.whole`, with coefficients that all models share and a
-deviation of each model's own (a linear mixed model, Laird and Ware, Biometrics 1982), conditioned in closed form as a
-Gaussian process (Rasmussen and Williams 2006, chapter 2; the sizes of all parts maximise the marginal likelihood, 5.4).
-A model never timed gets the shared part with the spread of what models have of their own; each whole timing of it then
-pulls the prediction towards its own residuals, the more the more there are. A few hundred assignments of a handful of
-models are too few for anything less rigid: between models there are only as many points as models.
+log(measured / additive) is linear in the features of `cost.whole`, each less that of the model's best assignment
+(`relative_to_best`), with coefficients that all models share and a deviation of each model's own (a linear mixed model,
+Laird and Ware, Biometrics 1982), conditioned in closed form as a Gaussian process (Rasmussen and Williams 2006, chapter
+2; the sizes of all parts maximise the marginal likelihood, 5.4). A model never timed gets the shared part with the
+spread of what models have of their own; each whole timing of it then pulls the prediction towards its own residuals,
+the more the more there are. A few hundred assignments of a handful of models are too few for anything less rigid:
+between models there are only as many points as models.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from scipy.optimize import minimize
 from layoutsearch.cost.model import ModelIdentity, ModelMismatch, Prediction
 from layoutsearch.cost.whole import WHOLE_FEATURES, WholeShape
 
-SCHEMA = "layoutsearch.correction/1"
+SCHEMA = "layoutsearch.correction/2"
 _SEVERAL_MODELS = 2
 _BOUNDS = (-9.0, 0.5)  # of the logarithms of the standard deviations below
 
 
 @dataclass(frozen=True)
 class WholeRow:
-    """An assignment that was timed whole: its shape, the measured microseconds, the model it is of."""
+    """An assignment that was timed whole: its shape relative to its model's best, the microseconds, the model."""
 
     shape: WholeShape
     us: float

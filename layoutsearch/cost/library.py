@@ -30,7 +30,7 @@ from layoutsearch.layout.facts import KernelFacts
 from layoutsearch.layout.transform import TransformKey
 from layoutsearch.measure.profile import HOME_VARIABLE, user_folder
 
-_SCHEMA = "layoutsearch.cost/1"
+_SCHEMA = "layoutsearch.cost/2"
 
 
 class LibraryError(LayoutSearchError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from layoutsearch.cost.base import kernel_base
 from layoutsearch.cost.machine import Machine
@@ -23,7 +23,7 @@ WHOLE_FEATURES = (
     "channels_last_share",
     "blocked_share",
 )
-"""Columns of a `WholeShape`. All but the first do not grow with the model, so they mean the same in every model."""
+"""Columns of a `WholeShape`."""
 
 _SHORT_US = 20.0
 
@@ -60,6 +60,18 @@ class WholeShape:
     def features(self) -> tuple[float, ...]:
         """In the order of `WHOLE_FEATURES`."""
         return tuple(getattr(self, name) for name in WHOLE_FEATURES)
+
+
+def relative_to_best(shapes: Sequence[WholeShape]) -> list[WholeShape]:
+    """Shapes of one model's assignments less that of the one with the least additive time; additive times stay.
+
+    What a feature does is learned from assignments of the same model. Models differ in all features at once, and there
+    are fewer models than features: between them a slope is made up.
+    """
+    if not shapes:
+        return []
+    best = min(shapes, key=lambda s: s.additive_us)
+    return [replace(s, **{name: getattr(s, name) - getattr(best, name) for name in WHOLE_FEATURES}) for s in shapes]
 
 
 def whole_shape(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from layoutsearch.cost.correction import Correction, WholeRow
 from layoutsearch.cost.machine import Machine
+from layoutsearch.cost.whole import relative_to_best
 from layoutsearch.errors import PlanError
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.search.acceptance import FINAL_ROUNDS, FINAL_STARTS, ROUNDS_PER_START, compare
@@ -146,7 +147,7 @@ class Decision:
     def _contest(
         self, program: Program, entrants: list[Entrant], incumbent: LayoutPlan | None, trials: int, seed: int
     ) -> LayoutPlan | None:
-        shapes = [shape_of(program, e.solution, self._lab, self._machine) for e in entrants]
+        shapes = relative_to_best([shape_of(program, e.solution, self._lab, self._machine) for e in entrants])
         residuals = CorrectedResiduals(self._correction, shapes, self._pool.context.fingerprint)
         refinement = Refinement([shape.additive_us for shape in shapes], residuals)
         built = self._refine(refinement, entrants, trials, seed)

@@ -15,7 +15,7 @@ from layoutsearch.search.refine import Vector
 
 
 def shape_of(program: Program, solution: Sequence[int], lab: Lab, machine: Machine) -> WholeShape:
-    """What the correction needs to know of an assignment."""
+    """What the correction needs to know of an assignment, before it is seen relative to the others."""
     costs = program.problem.nodes
     kernels = [
         (node.workload.facts, node.choices[index], costs[position].costs[index])
@@ -29,7 +29,7 @@ class CorrectedResiduals:
 
     Args:
         correction: learned from other models, or from earlier timings of this one.
-        shapes: of the assignments.
+        shapes: of the assignments, relative to the best of them.
         model: this one's name in the correction.
     """
 

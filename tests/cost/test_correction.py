@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from layoutsearch.cost.conformal import coverage
 from layoutsearch.cost.correction import Correction, WholeRow
 from layoutsearch.cost.model import ModelMismatch
-from layoutsearch.cost.whole import WHOLE_FEATURES, WholeShape, whole_shape
+from layoutsearch.cost.whole import WHOLE_FEATURES, WholeShape, relative_to_best, whole_shape
 from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.transform import TransformKey
 from tests.cost.rows import CHOICES, MACHINE, conv
@@ -119,3 +119,14 @@ def test_shares_are_shares_and_parts_add_up(parts: list[tuple], changes: int) ->
         assert 0.0 <= getattr(found, name) <= 1.0 + 1e-9
     assert found.calls_per_us == pytest.approx((len(parts) + changes) / found.additive_us)
     assert len(found.features) == len(WHOLE_FEATURES)
+
+
+def test_shapes_are_relative_to_the_best_of_their_model() -> None:
+    shapes = [r.shape for r in rows("m", 1)]
+    found = relative_to_best(shapes)
+    best = min(range(len(shapes)), key=lambda i: shapes[i].additive_us)
+    assert found[best].features == (0.0,) * len(WHOLE_FEATURES)
+    assert [s.additive_us for s in found] == [s.additive_us for s in shapes]
+    for before, after in zip(shapes, found, strict=True):
+        assert np.allclose(np.subtract(before.features, after.features), shapes[best].features)
+    assert relative_to_best([]) == []
