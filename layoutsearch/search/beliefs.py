@@ -11,6 +11,7 @@ import numpy as np
 from layoutsearch.cost.bounds import Bounds
 from layoutsearch.cost.conformal import Spread
 from layoutsearch.cost.improvement import Improvement
+from layoutsearch.cost.machine import Machine
 from layoutsearch.cost.mixture import Prior
 from layoutsearch.cost.model import CostModel, Prediction
 from layoutsearch.cost.posterior import Evidence, Posterior
@@ -61,7 +62,7 @@ class Beliefs:
     ) -> None:
         self.index, self._lab, self._bounds, self._refit = index, lab, bounds, refit
         self._next_fit, self._refitted = _REFIT_FROM, False
-        self._kernel_labels = _labels(index)
+        self._kernel_labels = _labels(index, model.machine)
         moves = index.transforms
         tensors = _numbered([k.workload for k in moves])
         turns = _numbered([(_order(k.source), _order(k.target)) for k in moves])
@@ -186,11 +187,17 @@ class Beliefs:
         return kernels, transforms
 
 
-def _labels(index: CostIndex) -> _Labels:
+def _labels(index: CostIndex, machine: Machine) -> _Labels:
     """Of kernels. Another algorithm is another kernel: over six models left out in turn, the errors of direct and
-    Winograd candidates of a workload correlate by -0.13, those of the same algorithm by 0.35."""
-    kinds = [(w.facts.kind, c is not None and bool(c.winograd)) for w, c in index.pairs]
-    groups = [(int(group), winograd) for group, (_, winograd) in zip(index.groups, kinds, strict=True)]
+    Winograd candidates of a workload correlate by -0.13, those of the same algorithm by 0.35. And what goes over more
+    than the caches of its cores waits for another level than what does not: that large tensors take longer than
+    predicted says nothing of small ones."""
+    cached = machine.l2_bytes * machine.threads
+    kinds = [
+        (w.facts.kind, c is not None and bool(c.winograd), w.facts.read_bytes + w.facts.written_bytes > cached)
+        for w, c in index.pairs
+    ]
+    groups = [(int(group), winograd) for group, (_, winograd, _) in zip(index.groups, kinds, strict=True)]
     families = [(kind, str(c)) for kind, (_, c) in zip(kinds, index.pairs, strict=True)]
     return _numbered(kinds), _numbered(groups), _numbered(families)
 
