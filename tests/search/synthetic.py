@@ -20,6 +20,7 @@ from layoutsearch.search.known import Known, Request
 from layoutsearch.search.problem import Use
 from layoutsearch.search.skeleton import Skeleton, SkeletonTensor
 from layoutsearch.search.workloads import KernelNode, Workload
+from tests.cost.rows import MACHINE
 
 LAYOUTS = tuple(Layout(text) for text in ("NCHW", "NHWC", "NCHW8c", "NCHW16c"))
 PAIRS = (*((i, i) for i in range(4)), (0, 1), (0, 2), (2, 3), (3, 2))
@@ -121,6 +122,8 @@ class World:
 
 class WorldModel:
     """Predicts a world as well as it says."""
+
+    machine = MACHINE
 
     def __init__(self, world: World) -> None:
         self._world = world
