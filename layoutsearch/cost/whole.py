@@ -30,7 +30,7 @@ _SHORT_US = 20.0
 
 @dataclass(frozen=True)
 class WholeShape:
-    """An assignment, in the additive model.
+    """An assignment, in the additive model; after `relative_to_best` all but the first are differences.
 
     Attributes:
         additive_us: kernels and transforms added up.

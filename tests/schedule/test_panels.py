@@ -9,6 +9,7 @@ import pytest
 import tvm
 from tvm import relax, s_tir, tirx
 from tvm.sym import Analyzer
+from tvm_ffi import structural_walk
 
 from layoutsearch.schedule import Schedule, candidates
 from layoutsearch.schedule import builder as b
@@ -73,7 +74,21 @@ def test_a_product_with_one_row_stays_small() -> None:
     panels = [s for s in candidates(func, k.INFO) if dict(s.params).get("outer") == "panels"]
     assert panels
     for schedule in panels[:2]:
+        scheduled = k.scheduled(func, schedule)
+        assert max(_unrolled(scheduled)) <= 512
         rng = np.random.default_rng(0)
         arrays = [rng.standard_normal(shape).astype("float32") for shape in ((1, 2048), (2048, 1000))]
-        (got,) = k.run(k.scheduled(func, schedule), arrays)
+        (got,) = k.run(scheduled, arrays)
         k.close(got, arrays[0].astype("float64") @ arrays[1], 2e-6)
+
+
+def _unrolled(func: tirx.PrimFunc) -> list[int]:
+    """Extents of the loops that are written out."""
+    found = [1]
+
+    def visit(loop: tirx.For) -> None:
+        if loop.kind == tirx.ForKind.UNROLLED:
+            found.append(int(loop.extent))
+
+    structural_walk(func.body, (tirx.For, visit))
+    return found
