@@ -6,12 +6,14 @@ import json
 import os
 import platform
 import re
+import shutil
 from pathlib import Path
 
 from layoutsearch.measure import marks, operand_state
 from layoutsearch.measure.caches import available_bytes, describe_caches
 
 IDENTITY = "layoutsearch.server.identity"
+LINK = "layoutsearch.server.link"
 _FEATURES = re.compile(r"^(sse4_[12]|avx.*|fma|f16c|bmi[12]|amx.*|vnni|asimd.*|neon|sve.*|i8mm|bf16|fphp|vfpv4)$")
 
 
@@ -28,12 +30,33 @@ def register(folder: str) -> None:
     def load(path: str) -> object:
         return load_module(os.path.join(folder, path))
 
+    linked: set[str] = set()
+
+    @tvm_ffi.register_global_func(LINK, override=True)
+    def link(path: str, told: str, name: str) -> bool:
+        if not told or file_identity(path) != told:
+            return False
+        # The loader takes two names of one file for one library, so what is loaded twice is two files.
+        place = shutil.copyfile if told in linked else os.symlink
+        place(path, os.path.join(folder, name))
+        linked.add(told)
+        return True
+
     @tvm_ffi.register_global_func(IDENTITY, override=True)
     def identity() -> str:
         return json.dumps(describe_cpu())
 
     operand_state.register()
     marks.register()
+
+
+def file_identity(path: str) -> str:
+    """What only the same file on the same machine has, as long as nobody writes to it; empty where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ""
+    return f"{os.path.realpath(path)} {found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns}"
 
 
 def describe_cpu() -> dict[str, object]:

@@ -22,6 +22,7 @@ from tvm.error import RPCError, RPCSessionTimeoutError
 
 from layoutsearch.measure.results import DeviceFailed, RunFailed, Status, one_line
 from layoutsearch.measure.server import CRASH_MARK
+from layoutsearch.measure.server_functions import LINK, file_identity
 
 CONNECT_S = 5.0
 _MAX_MODULES = 500
@@ -72,10 +73,13 @@ class Session:
         """Upload a shared library and load it there.
 
         The remote name is a new one each time: dlopen returns the old code for a known name, and overwriting a
-        library that is loaded ends the session.
+        library that is loaded ends the session. A server of ours on this machine loads the file that is here: sending
+        half a GiB of weights takes seconds.
         """
         name = f"{uuid.uuid4().hex}{Path(path).suffix}"
-        self._remote.upload(str(path), name)
+        link = self.function(LINK)
+        if link is None or not link(os.path.abspath(path), file_identity(os.path.abspath(path)), name):
+            self._remote.upload(str(path), name)
         self._modules += 1
         self._bytes += os.path.getsize(path)
         return self._remote.load_module(name)

@@ -12,13 +12,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+import tvm
 
 from layoutsearch.measure.results import DeviceFailed, RunFailed, Status
+from layoutsearch.measure.server_functions import LINK, file_identity
 from layoutsearch.measure.session import connect
 
 COMMAND = [sys.executable, "-m", "layoutsearch.measure.server", "--port", "0"]
+SIZE = 4096  # floats of the kernels in `kernel_lib`
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 
 
@@ -80,3 +84,37 @@ def test_an_address_that_others_reach_is_warned_about() -> None:
         )
         assert ("no authentication" in done.stderr) == warned
         assert done.returncode == 0
+
+
+def test_a_server_on_the_machine_of_the_client_loads_the_file_that_is_there(
+    kernel_lib: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tvm.rpc.RPCSession.upload", lambda *_: pytest.fail("the file was sent"))
+    with started("--threads", "1") as (_, port):
+        session = connect("127.0.0.1", port, "", 60.0)
+        with session.deadline(30.0):
+            # Twice, as two libraries.
+            modules = [session.load(kernel_lib) for _ in range(2)]
+            a, b = (tvm.runtime.tensor(np.zeros(SIZE, "float32"), device=session.cpu) for _ in range(2))
+            for module in modules:
+                module["add_one"](a, b)
+                assert (b.numpy() == 1.0).all()
+        del modules, module, a, b
+        session.close()
+
+
+def test_a_file_that_is_another_one_on_the_server_is_sent(kernel_lib: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with started("--threads", "1") as (_, port):
+        session = connect("127.0.0.1", port, "", 60.0)
+        with session.deadline(30.0):
+            link = session.function(LINK)
+            for other in ("", file_identity(kernel_lib) + "0", file_identity(__file__)):
+                assert not link(kernel_lib, other, "linked.so")
+            assert not link("/no/such/file.so", file_identity("/no/such/file.so"), "linked.so")
+            monkeypatch.setattr("layoutsearch.measure.session.file_identity", lambda _: "that of the client")
+            module = session.load(kernel_lib)
+            a, b = (tvm.runtime.tensor(np.zeros(SIZE, "float32"), device=session.cpu) for _ in range(2))
+            module["add_one"](a, b)
+            assert (b.numpy() == 1.0).all()
+        del link, module, a, b
+        session.close()
