@@ -40,7 +40,7 @@ TEMPLATES: dict[str, TemplateSpec] = {
         1,
         {
             "tile": (1, 64),
-            "vectors": (1, 64),
+            "vectors": (1, 128),
             "reduce": ("taps_outer", "taps_inner"),
             "outer": ("channels", "rows", "panels"),
         },

@@ -71,15 +71,36 @@ def test_every_vector_of_the_next_tile_is_asked_for(height: int) -> None:
 def test_a_product_with_one_row_stays_small() -> None:
     """All weights of the next tile are asked for by one row: as a loop, where statements took minutes to build."""
     func = k.fused(lambda x, w: relax.op.matmul(x, w), (1, 2048), (2048, 1000))
-    panels = [s for s in candidates(func, k.INFO) if dict(s.params).get("outer") == "panels"]
-    assert panels
-    for schedule in panels[:2]:
+    for vectors in (16, 8):
+        schedule = Schedule.make("channels", tile=1, vectors=vectors, reduce="taps_outer", outer="panels")
         scheduled = k.scheduled(func, schedule)
         assert max(_unrolled(scheduled)) <= 512
         rng = np.random.default_rng(0)
         arrays = [rng.standard_normal(shape).astype("float32") for shape in ((1, 2048), (2048, 1000))]
         (got,) = k.run(scheduled, arrays)
         k.close(got, arrays[0].astype("float64") @ arrays[1], 2e-6)
+
+
+@pytest.mark.parametrize("out", [1024, 1000, 1037])
+def test_weights_that_are_used_once_are_read_in_long_pieces(out: int) -> None:
+    channels = k.INFO.l2_bytes // 4 // 1000 + 1
+    func = k.fused(lambda x, w: relax.op.matmul(x, w), (1, channels), (channels, out))
+    found = [dict(s.params) for s in candidates(func, k.INFO)]
+    # A panel would be fetched to be used a second time.
+    assert {s["outer"] for s in found} == {"rows"}
+    assert max(int(s["vectors"]) for s in found) >= 32
+    rng = np.random.default_rng(out)
+    arrays = [rng.standard_normal(shape).astype("float32") for shape in ((1, channels), (channels, out))]
+    want = arrays[0].astype("float64") @ arrays[1]
+    for schedule in candidates(func, k.INFO)[:3]:
+        (got,) = k.run(k.scheduled(func, schedule), arrays)
+        k.close(got, want, 2e-6)
+
+
+def test_weights_that_are_used_twice_have_panels() -> None:
+    channels = k.INFO.l2_bytes // 4 // 1000 + 1
+    func = k.fused(lambda x, w: relax.op.matmul(x, w), (2, channels), (channels, 1024))
+    assert "panels" in {dict(s.params)["outer"] for s in candidates(func, k.INFO)}
 
 
 def _unrolled(func: tirx.PrimFunc) -> list[int]:

@@ -7,30 +7,47 @@ from layoutsearch.schedule.target import TargetInfo
 from layoutsearch.schedule.templates.lanes import Lanes
 from layoutsearch.schedule.value import Schedule
 
+_VECTORS = (1, 2, 3, 4, 6, 8, 12, 16)
+# Of a product with one row, whose weights are used once: the longer the piece of a row of weights, the closer to what
+# the memory gives, though the sums leave the registers (of 34 GB/s, 16 vectors reached 24, 64 29, and 128 32).
+_STREAMED = (32, 64, 128)
+
 
 def schedules(c: Contraction, target: TargetInfo) -> list[Schedule]:
     """Legal schedules, best guesses first; the first few differ in every decision, so that a short tuning sees them."""
     fused, lanes = c.fused(), Lanes.of(c, target)
     has_taps = max(p.taps for p in fused.columns) > 1
-    outer = _outer(fused, lanes, target)
     by_channels = "panels" if _has_panels(fused, lanes, target) else "channels"
-    outer, other = (by_channels, "rows") if outer == "channels" else ("rows", by_channels)
-    loops = _ranked(fused, lanes, target, _short(fused, lanes))
-    flows: list[tuple[str, str, list[tuple[int, int]]]] = [("taps_outer", outer, loops)]
+    orders: tuple[str, ...] = (
+        ("rows", by_channels) if _starts_with_rows(fused, lanes, target) else (by_channels, "rows")
+    )
+    if _is_streamed(fused, target):
+        # There is nothing outside of the tiles of channels, and no panel is used twice.
+        orders = ("rows",)
+    flows = [("taps_outer", _ranked(fused, lanes, target, _short(fused, lanes)))]
     if has_taps and fused.reduce_block > 1:
-        flows.append(("taps_inner", outer, _ranked(fused, lanes, target, True)))
+        flows.append(("taps_inner", _ranked(fused, lanes, target, True)))
         if _short(fused, lanes):
             flows.reverse()
-    flows += [(reduce, other, tiles) for reduce, _, tiles in flows]
     out: list[Schedule] = []
-    for rank in range(max(len(tiles) for *_, tiles in flows)):
-        for number, (reduce, order, tiles) in enumerate(flows):
-            # The second order of the outer loops follows one rank behind.
-            at = rank - (1 if number >= len(flows) // 2 else 0)
-            if 0 <= at < len(tiles):
-                vectors, tile = tiles[at]
-                out.append(Schedule.make("channels", tile=tile, vectors=vectors, reduce=reduce, outer=order))
+    for rank in range(max(len(tiles) for _, tiles in flows)):
+        # The second order of the outer loops follows one rank behind.
+        for at, order in zip((rank, rank - 1), orders, strict=False):
+            for reduce, tiles in flows:
+                if 0 <= at < len(tiles):
+                    vectors, tile = tiles[at]
+                    out.append(Schedule.make("channels", tile=tile, vectors=vectors, reduce=reduce, outer=order))
     return out[:24]
+
+
+def _is_streamed(c: Contraction, target: TargetInfo) -> bool:
+    """Whether each weight is used once and comes from beyond the second cache, so that only its way here counts."""
+    one = c.batch == 1 and sum(p.count for p in c.rows) == 1 and sum(p.count for p in c.columns) == 1
+    return one and _weight_bytes(c) > target.l2_bytes
+
+
+def _weight_bytes(c: Contraction) -> int:
+    return 4 * c.out_channels * c.in_channels * sum(p.taps for p in c.rows) * sum(p.taps for p in c.columns)
 
 
 def _short(c: Contraction, lanes: Lanes) -> bool:
@@ -41,15 +58,12 @@ def _short(c: Contraction, lanes: Lanes) -> bool:
 def _has_panels(c: Contraction, lanes: Lanes, target: TargetInfo) -> bool:
     """Whether panels of weights apply, and weights are more than the first cache keeps anyway."""
     rows = c.rows if c.merged_rows is None else (c.merged_rows,)
-    weights = 4 * c.out_channels * c.in_channels * c.rows[0].taps * c.columns[0].taps
-    return len(rows) == len(c.columns) == 1 and lanes.mode == "broadcast" and weights > target.l1_bytes
+    return len(rows) == len(c.columns) == 1 and lanes.mode == "broadcast" and _weight_bytes(c) > target.l1_bytes
 
 
-def _outer(c: Contraction, lanes: Lanes, target: TargetInfo) -> str:
-    """`rows` outermost where all weights stay in the cache next to the core, else each thread keeps to its channels."""
-    taps = sum(p.taps for p in c.rows) * sum(p.taps for p in c.columns)
-    weights = 4 * c.out_channels * c.in_channels * taps
-    return "rows" if lanes.mode != "own" and weights * 4 <= target.l2_bytes else "channels"
+def _starts_with_rows(c: Contraction, lanes: Lanes, target: TargetInfo) -> bool:
+    """Rows outermost where all weights stay in the cache next to the core, else each thread keeps to its channels."""
+    return lanes.mode != "own" and _weight_bytes(c) * 4 <= target.l2_bytes
 
 
 def _ranked(c: Contraction, lanes: Lanes, target: TargetInfo, tight: bool) -> list[tuple[int, int]]:
@@ -70,7 +84,7 @@ def _ranked(c: Contraction, lanes: Lanes, target: TargetInfo, tight: bool) -> li
     else:
         registers = target.registers - (1 if target.broadcast_operand else 2)
     ranked: list[tuple[float, int, int]] = []
-    for vectors in lanes.numbers((1, 2, 3, 4, 6, 8, 12, 16)):
+    for vectors in lanes.numbers((*_VECTORS, *_STREAMED) if _is_streamed(c, target) else _VECTORS):
         held = 1 if lanes.mode == "own" else vectors
         for tile in range(1, min(columns, max(1, (registers - held) // vectors)) + 1):
             ranked.append((_cost(c, lanes, vectors, tile, target), vectors, tile))
