@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,8 @@ IntArray = npt.NDArray[np.intp]
 # Degrees of freedom of a candidate's own error: over six models left out in turn, the error within a workload has its
 # 25, 10, 5 and 1 % quantiles where t of 2 to 3 has them. Draws end where its moments would be decided by one in 1,000.
 FREEDOM, FARTHEST = 3.0, 8.0
+# Log times a factor e apart: kernels of a kind that take 5 us and 500 us are limited by other things, and err apart.
+KNOT_SPACING = 1.0
 # Mean of exp(scale * t) of such draws by scale, for interpolation.
 _SCALES = np.linspace(0.0, 2.0, 41)
 _AT = np.clip(stdtrit(FREEDOM, (np.arange(4000) + 0.5) / 4000), -FARTHEST, FARTHEST)
@@ -33,6 +36,7 @@ _MEAN_FACTORS = np.exp(np.outer(_SCALES, _AT)).mean(axis=1)
 _FACTORS = {
     "shared": (0.02, 0.06, 0.2, 0.6, 2.0, 6.0),
     "kind": (0.1, 0.3, 1.0, 3.0),
+    "size": (0.1, 0.3, 1.0, 3.0),
     "group": (0.1, 0.25, 0.6, 1.5, 4.0),
     "family": (0.02, 0.08, 0.25, 0.8, 2.5),
     "own": (0.3, 0.5, 0.8, 1.6, 4.0),
@@ -64,13 +68,52 @@ class Prior:
     family: IntArray
     floor: FloatArray
 
+    @cached_property
+    def sizes(self) -> Sizes:
+        """How long each entry is predicted to take, among those of its kind: between which knots of a grid."""
+        at = self.log_us / KNOT_SPACING
+        below = np.floor(at)
+        part = at - below
+        length = np.hypot(part, 1.0 - part)
+        knots = below.astype(np.intp) - (int(below.min()) if len(below) else 0)
+        of_kind = self.kind * (int(knots.max(initial=0)) + 2)
+        return Sizes(of_kind + knots, (1.0 - part) / length, part / length)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Errors that change with the size of a kernel: independent at the knots of a grid, interpolated between them.
+
+    Attributes:
+        knot: number of the knot below, no two kinds have one in common.
+        lower: weight of that knot.
+        upper: weight of the next one; the squares of both add up to one.
+    """
+
+    knot: IntArray
+    lower: FloatArray
+    upper: FloatArray
+
+    def alike(self, rows: IntArray, columns: IntArray) -> FloatArray:
+        """Correlation of errors, shape (rows, columns)."""
+        behind = self.knot[columns][None] - self.knot[rows][:, None]
+        a, b = self.lower[rows][:, None], self.upper[rows][:, None]
+        c, d = self.lower[columns][None], self.upper[columns][None]
+        return np.where(behind == 0, a * c + b * d, np.where(behind == 1, b * c, np.where(behind == -1, a * d, 0.0)))
+
+    def draw(self, rng: np.random.Generator, size: int) -> FloatArray:
+        """Of unit variance, shape (size, entries)."""
+        each = rng.standard_normal((size, int(self.knot.max(initial=-1)) + 2))
+        return self.lower * each[:, self.knot] + self.upper * each[:, self.knot + 1]
+
 
 @dataclass(frozen=True)
 class Parts:
-    """Variances of the parts of the error; the first three in units of `between`, the others in units of `within`."""
+    """Variances of the parts of the error; the first four in units of `between`, the others in units of `within`."""
 
     shared: float = 0.2
-    kind: float = 1.0
+    kind: float = 0.4
+    size: float = 1.0
     group: float = 0.5
     family: float = 0.25
     own: float = 0.5
@@ -101,6 +144,7 @@ def covariance(prior: Prior, rows: IntArray, columns: IntArray, parts: Parts) ->
         return (labels[rows][:, None] == labels[columns][None]).astype(np.float64)
 
     between = parts.shared + parts.kind * same(prior.kind) + parts.group * same(prior.group)
+    between += parts.size * prior.sizes.alike(rows, columns)
     found = np.outer(prior.between[rows], prior.between[columns]) * between
     return found + np.outer(prior.within[rows], prior.within[columns]) * (parts.family * same(prior.family))
 

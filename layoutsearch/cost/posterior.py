@@ -1,12 +1,12 @@
 """What is measured joined with what is predicted: a distribution over the costs of all candidates.
 
-The log of a cost is predicted up to an error with five independent parts: one that all costs share (the whole device is
-faster than the model thinks), one that all kernels of a kind share, one that the candidates of a workload share, one
-that the same layouts share across workloads of a kind, and the candidate's own. The last is Student's t, the others are
-normal: most candidates are predicted well, a few are not at all, and these must not tell of the others. Given how far
-out each measured candidate is, that is a Gaussian process, so every measurement also says something of what is not
-measured, in closed form. The model gives the sizes of the errors, `cost.mixture` finds what this run's own measurements
-say of them.
+The log of a cost is predicted up to an error with six independent parts: one that all costs share (the whole device is
+faster than the model thinks), one that all kernels of a kind share, one that those of a kind share that are predicted
+to take about as long, one that the candidates of a workload share, one that the same layouts share across workloads of
+a kind, and the candidate's own. The last is Student's t, the others are normal: most candidates are predicted well, a
+few are not at all, and these must not tell of the others. Given how far out each measured candidate is, that is a
+Gaussian process, so every measurement also says something of what is not measured, in closed form. The model gives the
+sizes of the errors, `cost.mixture` finds what this run's own measurements say of them.
 
 A cost is what a candidate reaches at the end of its schedule search, timed with care: measured candidates may still
 get faster (`cost.improvement`), and a first short measurement may have been lucky.
@@ -108,12 +108,14 @@ class Posterior:
         if independent:
             fit = fit_mixture(prior, self._seen, self._residual, self._variance)
         self._parts = fit.parts
+        own = fit.parts.own * prior.within[self._seen] ** 2 * fit.spread
         inner = covariance(prior, self._seen, self._seen, fit.parts) + np.diag(self._variance)
-        inner += np.diag(fit.parts.own * prior.within[self._seen] ** 2 * fit.spread)
+        inner += np.diag(own)
         cross = covariance(prior, np.arange(len(prior.log_us)), self._seen, fit.parts)
+        self._far = own * np.linalg.solve(inner, self._residual) if len(self._seen) else np.zeros(0)
         # Weights of the measured residuals in the conditional mean of the shared parts; shape (entries, measured).
         self._weights = np.linalg.solve(inner, cross.T).T if len(self._seen) else cross
-        between = fit.parts.shared + fit.parts.kind + fit.parts.group
+        between = fit.parts.shared + fit.parts.kind + fit.parts.size + fit.parts.group
         total = between * prior.between**2 + fit.parts.family * prior.within**2
         self._own = np.sqrt(fit.parts.own) * prior.within
         self._sigma = np.sqrt(np.maximum(total - (self._weights * cross).sum(axis=1), 0.0))
@@ -147,6 +149,11 @@ class Posterior:
         return self._bounded(found)
 
     @property
+    def excess(self) -> FloatArray:
+        """How far each measured entry is above what its like say, in scales of its own error; shape (measured,)."""
+        return self._far / np.maximum(self._own[self._seen], 1e-9)
+
+    @property
     def refuted(self) -> int:
         """How many entries were measured below their floor, beyond their noise: the device does more than its profile
         says."""
@@ -176,6 +183,7 @@ class Posterior:
         ):
             each = rng.standard_normal((size, int(labels.max(initial=-1)) + 1))
             error = error + scale * each[:, labels]
+        error = error + math.sqrt(parts.size) * prior.between * prior.sizes.draw(rng, size)
         own = self._own * _student(rng, (size, n))
         final = self._log_now - self._improvement.draw(self._tries, rng, size)
         final += self._noise * _student(rng, final.shape)

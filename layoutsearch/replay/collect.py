@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -80,7 +81,7 @@ def collect(
         for choice in node.choices
     }
     keys = {(key.workload, key.candidate) for key in skeleton.keys.values()}
-    kernels = _tries(store, context, dict.fromkeys(skeleton.workloads), wanted, builds)
+    kernels = _as_they_are(_tries(store, context, dict.fromkeys(skeleton.workloads), wanted, builds))
     changes = _tries(store, context, dict.fromkeys(w for w, _ in sorted(keys)), keys, builds)
     # Timed again only to rule out that they were disturbed: a search meets them as they are.
     transforms = tuple(replace(t, measurement=t.refined or t.measurement, refined=None) for t in changes)
@@ -106,6 +107,17 @@ def _tries(
         # Candidate by candidate; within one, in the order of the first measurements.
         found += sorted(tries.values(), key=lambda attempt: attempt.candidate)
     return tuple(found)
+
+
+def _as_they_are(tries: Sequence[RecordedTry]) -> tuple[RecordedTry, ...]:
+    """What has one schedule was timed again to rule out that it was disturbed, as layout changes were."""
+    ran = Counter((attempt.workload, attempt.candidate) for attempt in tries if attempt.measurement.ok)
+    return tuple(
+        replace(attempt, measurement=attempt.refined, refined=None)
+        if attempt.refined is not None and ran[attempt.workload, attempt.candidate] == 1
+        else attempt
+        for attempt in tries
+    )
 
 
 def _first(record: KernelRecord, builds: BuildTimes) -> RecordedTry:

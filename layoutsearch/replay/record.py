@@ -177,7 +177,10 @@ class _Recorder:
             self._lab.measure(requests)
 
     def _refine(self) -> None:
-        """The fastest schedules again: those that are fastest only until they are measured well lead to others."""
+        """The fastest schedules again: those that are fastest only until they are measured well lead to others.
+
+        And what has one schedule only: where something disturbed it, no other one would tell.
+        """
         for _ in range(_REFINE_PASSES):
             best: dict[str, float] = {}
             for request in self._candidates():
@@ -187,12 +190,17 @@ class _Recorder:
                 replace(request, tries=_REFINED)
                 for request in self._candidates()
                 if self._lab.of(request.workload, request.choice).best_us <= _REFINE_WITHIN * best[request.workload.key]
+                or self._is_alone(request)
             ]
             before = self._lab.measured
             self._reporter.stage("kernels, again", len(requests))
             self._lab.refine(requests, _REFINE_SAMPLES)
             if self._lab.measured == before:
                 break
+
+    def _is_alone(self, request: Request) -> bool:
+        known = self._lab.of(request.workload, request.choice)
+        return sum(measurement.ok for measurement in known.tries.values()) == 1
 
     def _assignments(self, program: Program) -> None:
         """Time whole assignments, group by group, until there are enough."""

@@ -36,8 +36,10 @@ _FIRST_SAMPLES = 7
 # Scale in log of the error of a first measurement, and what a spread of its samples adds to that: between what was seen
 # of 400 schedules on a quiet machine and of 430 on one that was not.
 _NOISE, _NOISE_OF_SPREAD = 0.035, 0.4
-# Standard deviations above the prediction from where a time is doubted.
-_DOUBTFUL = 2.0
+# Scales of its own error that a time is above what its like say, from where it is doubted: one in thirty by itself.
+_DOUBTFUL = 3.0
+# Standard deviations above the prediction from where a layout change is.
+_DOUBTFUL_MOVE = 2.0
 # The name under which this run's rows join those of other models.
 _THIS_RUN = "this run"
 
@@ -108,16 +110,18 @@ class Beliefs:
         """The times of these schedules will not get more certain than they are."""
         self._certain.setdefault(pair, set()).update(schedules)
 
-    def doubtful(self) -> list[TransformKey]:
-        """Layout changes that took much longer than predicted and were timed at one time only: something may have
-        disturbed it, and a search would never look at them again."""
+    def doubtful(self) -> tuple[list[int], list[TransformKey]]:
+        """Pairs and layout changes that took far longer than their like and were timed at one time only: something may
+        have disturbed them, and a search would never look at them again."""
+        slow = np.flatnonzero(self.kernel_evidence.seen)[self.kernels.excess > _DOUBTFUL]
+        pairs = [int(k) for k in slow if self.hasty(int(k))]
         evidence, prior = self.transform_evidence, self._priors[1]
-        far = np.zeros(len(evidence.seen), dtype=np.bool_)
-        seen = evidence.seen
-        sigma = np.hypot(prior.between[seen], prior.within[seen])
-        far[seen] = np.log(evidence.best_us[seen]) - prior.log_us[seen] > _DOUBTFUL * sigma
-        found = [(key, self._lab.transform(key)) for key in (self.index.transforms[k] for k in np.flatnonzero(far))]
-        return [key for key, known in found if known.best is not None and known.best[0] not in known.again]
+        seen = np.flatnonzero(evidence.seen)
+        # Layout changes are predicted well, and what disturbs one mostly disturbs all that are timed with it.
+        far = np.log(evidence.best_us[seen]) - prior.log_us[seen]
+        slow = seen[far > _DOUBTFUL_MOVE * np.hypot(prior.between[seen], prior.within[seen])]
+        found = [(key, self._lab.transform(key)) for key in (self.index.transforms[k] for k in slow)]
+        return pairs, [key for key, known in found if known.best is not None and known.best[0] not in known.again]
 
     @property
     def measured(self) -> np.ndarray:

@@ -220,11 +220,12 @@ class LazySearch:
                 return
 
     def _doubt(self, budget: Budget, reserve_s: float) -> bool:
-        """Time layout changes again that may have been disturbed; whether anything became known."""
+        """Time again what may have been disturbed; whether anything became known."""
         if budget.over(reserve_s):
             return False
-        self._lab.measure_transforms_again(self.beliefs.doubtful(), reserve_s)
-        return self._update()
+        pairs, keys = self.beliefs.doubtful()
+        self._lab.measure_transforms_again(keys, reserve_s)
+        return self._again(pairs, budget, reserve_s) if pairs else self._update()
 
     def _contenders(self) -> list[int]:
         """What may be in the optimum and was timed in haste: the fastest of many such times is the luckiest as well."""

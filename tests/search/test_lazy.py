@@ -80,6 +80,20 @@ def test_what_disturbed_a_layout_change_is_found_out(seed: int) -> None:
     assert all(lab.transform(key).best_us == world.moves[key] for key in again)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_what_disturbed_a_kernel_is_found_out(seed: int) -> None:
+    world, lab, search = make(seed, gap=0.02)
+    best = solve(world.problem).assignment
+    used = [(node.workload, node.choices[choice]) for node, choice in zip(world.skeleton.nodes, best, strict=True)]
+    disturbed = [(workload, choice) for workload, choice in used if choice is not None][::5]
+    lab.disturbed = {(workload.key, choice) for workload, choice in disturbed}
+    state = search.run(Budget())
+    assert world.true_us(state.solution) <= 1.03 * optimum(world)
+    for workload, choice in disturbed:
+        known = lab.of(workload, choice)
+        assert not known.tries or known.best_us < 2 * min(world.times[workload.key, choice])
+
+
 def test_what_ships_was_measured_frozen_kernels_too() -> None:
     world, lab, search = make(2, gap=0.3)
     state = search.run(Budget())
