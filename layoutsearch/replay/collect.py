@@ -18,6 +18,7 @@ from layoutsearch.replay.lines import rounded
 from layoutsearch.replay.table import Table
 from layoutsearch.replay.values import RecordedTry, RecordedWhole, TableHeader
 from layoutsearch.search.setup import ModelSetup
+from layoutsearch.search.visits import later
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,9 @@ def _first(record: KernelRecord, builds: BuildTimes) -> RecordedTry:
 
 
 def _later(attempt: RecordedTry, record: KernelRecord) -> RecordedTry:
-    """A later measurement with samples is a refinement; one that failed says nothing against the first."""
-    return replace(attempt, refined=_compact(record.measurement)) if record.measurement.ok else attempt
+    """A later measurement is a refinement, unless it failed or was disturbed."""
+    found = later(attempt.measurement, [_compact(record.measurement)])
+    return replace(attempt, refined=found) if found is not attempt.measurement else attempt
 
 
 def _compact(measurement: Measurement) -> Measurement:

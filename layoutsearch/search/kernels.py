@@ -161,7 +161,9 @@ class KernelLab:
                 candidate, result = choice_text(request.choice), future.result()
                 what = f"{request.workload.summary} {candidate}"
                 if result.ok:
-                    ready.append(self._ready(request.workload.key, candidate, result, what, request, repeat))
+                    tries = self.of(request.workload, request.choice).tries
+                    earlier = [tries[schedule] for schedule in result.value.schedules]
+                    ready.append(self._ready(request.workload.key, candidate, result, what, request, repeat, earlier))
                 else:
                     # It was built before; a build that fails now says nothing against the record.
                     self._reporter.note(f"{what}: {result.status.value}: {result.error}")
@@ -201,10 +203,10 @@ class KernelLab:
                 return
             ready = []
             for k, future in jobs:
-                earlier = next((m for m in self.transform(k).tries.values() if m.ok), None)
+                earlier = [m for m in self.transform(k).tries.values() if m.ok][:1]
                 result = future.result()
                 what = f"{k.workload} {k.candidate}"
-                if result.ok or earlier is None:
+                if result.ok or not earlier:
                     ready.append(self._ready(k.workload, k.candidate, result, what, k, earlier=earlier))
                 else:
                     # As in `refine`: it was built before.
@@ -281,7 +283,7 @@ class KernelLab:
         what: str,
         asked: Request | TransformKey,
         repeat: int = _REPEAT,
-        earlier: Measurement | None = None,
+        earlier: Sequence[Measurement] = (),
     ) -> _Ready | None:
         """What is to be timed of a build; None, and a record of the failure, where it failed.
 
@@ -300,7 +302,7 @@ class KernelLab:
         cold, size, out = _state(asked)
         shared = out is not None and out.axes[-1].letter == "C"
         calls = tuple(KernelCall(function_name(i), specs, cold, size, shared) for i in range(len(built.schedules)))
-        timing = Timing(built.output, calls, min(repeat, _repeat_for(specs, cold, repeat)), earlier=earlier)
+        timing = Timing(built.output, calls, min(repeat, _repeat_for(specs, cold, repeat)), earlier=tuple(earlier))
         return _Ready(workload, candidate, what, built, timing)
 
     def _time(self, ready: Iterable[_Ready | None], reserve_s: float) -> bool:

@@ -13,6 +13,7 @@ from layoutsearch.measure.records import KernelRecord, RecordContext, RecordStor
 from layoutsearch.measure.results import Measurement, Status
 from layoutsearch.search.known import WHOLE, Known
 from layoutsearch.search.tuners import KernelTuner
+from layoutsearch.search.visits import later
 
 
 class LabMemory:
@@ -90,7 +91,9 @@ class LabMemory:
         if record.schedule == WHOLE:
             known.spent, known.reason = True, record.measurement.error
         else:
+            measurement = record.measurement
             if record.schedule in known.tries:
                 known.again.add(record.schedule)
-            known.tries[record.schedule] = record.measurement
+                measurement = later(known.tries[record.schedule], [measurement])
+            known.tries[record.schedule] = measurement
         known.closed = known.spent and (bool(known.reason) or not self._tuner.goes_on(known))

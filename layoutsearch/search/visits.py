@@ -36,22 +36,33 @@ class Timing:
         calls: its functions.
         repeat: samples of each, over all visits.
         visits: what came of each function so far.
-        earlier: what came of the only function in another batch, which counts like a visit.
+        earlier: what came of each function in another batch; none where they are timed for the first time.
     """
 
     library: str
     calls: tuple[KernelCall, ...]
     repeat: int
     visits: list[list[Measurement]] = field(default_factory=list)
-    earlier: Measurement | None = None
+    earlier: tuple[Measurement, ...] = ()
 
     @property
     def results(self) -> list[Measurement]:
         """Of each function, over its visits; empty before the first."""
-        if self.earlier is None:
+        if not self.earlier:
             return [agreed(visits) for visits in self.visits]
-        # It ran before: that it fails now says nothing against that.
-        return [agreed([self.earlier, *(visit for visit in visits if visit.ok)]) for visits in self.visits]
+        return [later(before, visits) for before, visits in zip(self.earlier, self.visits, strict=True)]
+
+
+def later(earlier: Measurement, visits: Sequence[Measurement]) -> Measurement:
+    """What is known of a function after it was timed again: the later samples, but for what disturbed them.
+
+    The earlier ones count where all later ones were disturbed, and only then: what is timed again was the fastest of
+    many, and the luckiest as well. That a function fails now says nothing against that it ran before.
+    """
+    ran = [visit for visit in visits if visit.ok]
+    if not earlier.ok or not ran:
+        return earlier if earlier.ok or not visits else agreed(visits)
+    return agreed(ran) if not _is_disturbed(agreed(ran), earlier) else earlier
 
 
 def agreed(visits: Sequence[Measurement]) -> Measurement:
@@ -93,7 +104,7 @@ def time_in_visits(device: KernelTimer, timings: Sequence[Timing], over: Callabl
     for timing in timings:
         if over():
             return
-        disturbed = [i for i, visits in enumerate(timing.visits) if _differ(visits)]
+        disturbed = [i for i, visits in enumerate(timing.visits) if _differ([*timing.earlier[i : i + 1], *visits])]
         if disturbed:
             _visit(device, timing, max(1, timing.repeat // _VISITS), disturbed)
 
@@ -109,6 +120,10 @@ def _visit(device: KernelTimer, timing: Timing, repeat: int, chosen: Sequence[in
         if measurement.is_infrastructure:
             raise DeviceError(f"the device is gone: {measurement.error}")
         timing.visits[i].append(measurement)
+
+
+def _is_disturbed(visit: Measurement, other: Measurement) -> bool:
+    return visit.expected_us > DISTURBED * other.expected_us
 
 
 def _differ(visits: Sequence[Measurement]) -> bool:

@@ -58,7 +58,7 @@ def test_what_came_after_the_mark_is_recalled_in_order(store: RecordStore) -> No
     mark = store.mark()
     for schedule, us in (("b", 2.0), ("c", 1.0), ("d", 0.5)):
         add(store, schedule, ran(us))
-    add(store, "c", ran(1.5, 1.5))
+    add(store, "c", ran(1.2, 1.2))
     add(store, WHOLE, Measurement(Status.INFEASIBLE))
     memory = LabMemory(store, CONTEXT, mark)
     known = memory.known("w", "NCHW,NCHW")
@@ -71,7 +71,7 @@ def test_what_came_after_the_mark_is_recalled_in_order(store: RecordStore) -> No
     assert list(known.tries) == ["a", "b", "c", "d"]
     assert not known.closed
     assert memory.recall_again("w", "NCHW,NCHW", "c")
-    assert known.tries["c"] == ran(1.5, 1.5)
+    assert known.tries["c"] == ran(1.2, 1.2)
     assert memory.recall("w", "NCHW,NCHW", 24)
     assert known.closed
     assert not memory.recall("w", "NCHW,NCHW", 24)

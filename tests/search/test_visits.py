@@ -9,7 +9,7 @@ import pytest
 from layoutsearch.errors import DeviceError
 from layoutsearch.measure.kernels import KernelCall
 from layoutsearch.measure.results import Measurement, Status
-from layoutsearch.search.visits import DISTURBED, Timing, agreed, time_in_visits
+from layoutsearch.search.visits import DISTURBED, Timing, agreed, later, time_in_visits
 
 
 def ok(*samples: float) -> Measurement:
@@ -101,12 +101,28 @@ def test_a_device_that_is_gone_ends_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("now", "us"), [([50.0, 51.0], 10.0), ([10.5, 10.5], 10.25), ([2.0, 2.0], 2.0), ([Status.CRASH], 10.0)]
+    ("now", "us"),
+    [
+        # All three visits disturbed, one of them, none, the earlier time, a crash that says nothing.
+        ([50.0, 51.0, 50.0], 10.0),
+        ([50.0, 10.5, 10.5], 10.5),
+        ([10.5, 10.5], 10.5),
+        ([2.0, 2.0, 2.0], 2.0),
+        ([Status.CRASH], 10.0),
+    ],
 )
-def test_an_earlier_time_counts_like_a_visit(now: list[float | Status], us: float) -> None:
-    a = Timing("a", (KernelCall("f", ()),), 2, earlier=ok(10.0, 10.0))
+def test_an_earlier_time_says_what_was_disturbed(now: list[float | Status], us: float) -> None:
+    a = Timing("a", (KernelCall("f", ()),), 2, earlier=(ok(10.0, 10.0),))
     time_in_visits(Timer({("a", "f"): list(now)}), [a], never)
     assert a.results[0].expected_us == pytest.approx(us)
+    # As when the result is read from the records, behind the earlier one.
+    assert later(ok(10.0, 10.0), a.results).expected_us == pytest.approx(us)
+
+
+def test_each_function_has_an_earlier_time_of_its_own() -> None:
+    a = Timing("a", (KernelCall("f", ()), KernelCall("g", ())), 2, earlier=(ok(10.0), ok(50.0)))
+    time_in_visits(Timer({("a", "f"): [50.0, 50.0, 50.0], ("a", "g"): [50.0, 50.0]}), [a], never)
+    assert [m.expected_us for m in a.results] == pytest.approx([10.0, 50.0])
 
 
 def test_nothing_timed_has_no_result() -> None:
