@@ -96,15 +96,20 @@ class Sizes:
 
     def alike(self, rows: IntArray, columns: IntArray) -> FloatArray:
         """Correlation of errors, shape (rows, columns)."""
-        behind = self.knot[columns][None] - self.knot[rows][:, None]
-        a, b = self.lower[rows][:, None], self.upper[rows][:, None]
-        c, d = self.lower[columns][None], self.upper[columns][None]
-        return np.where(behind == 0, a * c + b * d, np.where(behind == 1, b * c, np.where(behind == -1, a * d, 0.0)))
+        return self._weights(rows) @ self._weights(columns).T
 
     def draw(self, rng: np.random.Generator, size: int) -> FloatArray:
         """Of unit variance, shape (size, entries)."""
         each = rng.standard_normal((size, int(self.knot.max(initial=-1)) + 2))
         return self.lower * each[:, self.knot] + self.upper * each[:, self.knot + 1]
+
+    def _weights(self, entries: IntArray) -> FloatArray:
+        """Of all knots, shape (entries, knots)."""
+        found = np.zeros((len(entries), int(self.knot.max(initial=-1)) + 2))
+        at = np.arange(len(entries))
+        found[at, self.knot[entries]] = self.lower[entries]
+        found[at, self.knot[entries] + 1] = self.upper[entries]
+        return found
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from layoutsearch.cost.improvement import FULL_TRIES, Improvement
-from layoutsearch.cost.mixture import Parts, Prior, fit_mixture
+from layoutsearch.cost.mixture import Parts, Prior, covariance, fit_mixture
 from layoutsearch.cost.posterior import Evidence, Posterior
 
 WORKLOADS, EACH = 12, 5
@@ -179,3 +179,46 @@ def test_a_floor_that_a_measurement_is_below_is_refuted_and_none_need_be_trusted
     strict = posterior.strict(trust=False)
     assert strict[[3, 4, 5, 6]] == pytest.approx([40.0, 60.0, np.inf, 0.0])
     assert Posterior(low, evidence({3: 49.0}, noise=0.05)).refuted == 0, "it may have been luck"
+
+
+def spanning(sizes: tuple[float, ...]) -> Prior:
+    """One kind of kernel; each workload has one candidate that is predicted to take as long as stated, in us."""
+    count = len(sizes)
+    each = np.arange(count)
+    alike = np.zeros(count, dtype=np.intp)
+    return Prior(np.log(sizes), np.full(count, 0.3), np.full(count, 0.1), alike, each, each, np.zeros(count))
+
+
+def seen(us: list[float]) -> Evidence:
+    best = np.array(us)
+    ran = np.isfinite(best)
+    return Evidence(best, np.where(ran, FULL_TRIES, 0), np.zeros(len(us), dtype=np.bool_), np.zeros(len(us)))
+
+
+def test_large_kernels_say_less_of_small_ones_than_of_their_like() -> None:
+    large = [2 * us for us in (900.0, 1000.0, 1100.0)]
+    posterior = Posterior(spanning((900.0, 1000.0, 1100.0, 1050.0, 4.0)), seen([*large, math.inf, math.inf]))
+    like, small = posterior.mean()[3:] / np.array([1050.0, 4.0])
+    assert like > 1.5
+    assert 1.0 < small < 1 + 0.6 * (like - 1)
+
+
+def test_drawn_errors_are_as_alike_as_stated() -> None:
+    sizes = tuple(math.exp(x) for x in np.linspace(0.3, 6.0, 9))
+    stated = spanning(sizes)
+    posterior = Posterior(stated, seen([math.inf] * 9))
+    each = np.arange(9)
+    logs = np.log(posterior.draw(np.random.default_rng(1), 40_000)) - stated.log_us
+    shared = covariance(stated, each, each, posterior.parts)
+    apart = ~np.eye(9, dtype=bool)
+    np.testing.assert_allclose(np.cov(logs.T)[apart], shared[apart], atol=0.005)
+
+
+def test_what_is_far_above_its_like_is_told() -> None:
+    times = {k: 100.0 + k % 7 for k in range(20)}
+    excess = Posterior(prior(), evidence({**times, 12: 300.0})).excess
+    assert int(np.argmax(excess)) == 12
+    assert excess[12] > 3
+    assert np.delete(excess, 12).max() < 1
+    # Where all take three times as long, the model is wrong, and no single one of them is in doubt.
+    assert Posterior(prior(), evidence({k: 3 * us for k, us in times.items()})).excess.max() < 1
