@@ -65,7 +65,7 @@ def test_a_budget_that_is_too_short_is_an_error_that_says_so(tmp_path: Path) -> 
 def test_a_module_in_memory_is_tuned_as_a_file_is(tmp_path: Path) -> None:
     (tmp_path / "stem.json").write_text(tvm.ir.save_json(nets.stem((1, 3, 16, 16))))
     options = TuneOptions(
-        space=parse_space(SPACE, "test"), trials=1, threads=1, time_budget_s=20.0, out=tmp_path / "out",
+        space=parse_space(SPACE, "test"), trials=1, threads=1, time_budget_s=120.0, out=tmp_path / "out",
         records=tmp_path / "records.sqlite",
     )  # fmt: skip
     first = run_tune(nets.stem((1, 3, 16, 16)), options)
