@@ -98,7 +98,7 @@ class _Encoder:
         width = max(map(len, members))
         candidates = np.array([m + [0] * (width - len(m)) for m in members], dtype=np.intp)
         unused = np.array([[False] * len(m) + [True] * (width - len(m)) for m in members])
-        entries = np.where(unused, self._zero + 1, self._index.first[i] + candidates)
+        entries = np.where(unused, self._zero + 1, self._index.entries[i][candidates])
         self._node_tables.append(_Table(scope, shape, (entries,)))
         self.nodes.append((scope, candidates, entries))
         for table, label in labels.items():
@@ -276,8 +276,8 @@ class BatchSolver:
         found = []
         for ours, moves in zip(kernels, transforms, strict=True):
             nodes = tuple(
-                Node(node.root, tuple(ours[start : start + len(node.choices)].tolist()))
-                for node, start in zip(skeleton.nodes, index.first, strict=True)
+                Node(node.root, tuple(ours[entries].tolist()))
+                for node, entries in zip(skeleton.nodes, index.entries, strict=True)
             )
             tensors = tuple(self._tensor(t, tensor, moves) for t, tensor in enumerate(skeleton.tensors))
             found.append(solve(LayoutProblem(nodes, tensors), time_limit_s=_SOLVE_S))

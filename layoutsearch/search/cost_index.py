@@ -52,12 +52,24 @@ class CostIndex:
         return {key: k for k, key in enumerate(self.transforms)}
 
     @cached_property
-    def first(self) -> IntArray:
-        """Per node, the entry of its first candidate; the others follow."""
-        start: dict[str, int] = {}
-        for k, (workload, _) in enumerate(self.pairs):
-            start.setdefault(workload.key, k)
-        return np.array([start[node.workload.key] for node in self.skeleton.nodes], dtype=np.intp)
+    def entries(self) -> tuple[IntArray, ...]:
+        """Per node, the pair of each of its candidates. Rules may leave equal workloads different ones."""
+        found, start = {}, 0
+        for key, (node, _) in self.skeleton.workloads.items():
+            found[key] = start, node.choices
+            start += len(node.choices)
+        tables = []
+        for node in self.skeleton.nodes:
+            first, choices = found[node.workload.key]
+            at = range(len(choices)) if node.choices == choices else map(choices.index, node.choices)
+            tables.append(np.array([first + k for k in at], dtype=np.intp))
+        return tuple(tables)
+
+    @cached_property
+    def _entry(self) -> IntArray:
+        """`entries` as one table (nodes, candidates); what lies behind a node's last candidate means nothing."""
+        width = max(map(len, self.entries), default=0)
+        return np.array([np.pad(row, (0, width - len(row))) for row in self.entries], dtype=np.intp).reshape(-1, width)
 
     @cached_property
     def _moves(self) -> tuple[tuple[SkeletonTensor, IntArray], ...]:
@@ -76,7 +88,7 @@ class CostIndex:
 
     def used(self, solution: Sequence[int] | IntArray) -> IntArray:
         """The pair that each node uses; shape of the solution or solutions, (..., nodes)."""
-        return self.first + np.asarray(solution, dtype=np.intp)
+        return self._entry[np.arange(len(self.entries)), np.asarray(solution, dtype=np.intp)]
 
     def uses(self, solutions: IntArray) -> IntArray:
         """How often each solution uses each pair; from (solutions, nodes) to (solutions, pairs)."""

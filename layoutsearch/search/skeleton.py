@@ -7,7 +7,7 @@ It depends on the model and the search space alone. Costs come from a lab (measu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from layoutsearch.layout.candidate import Candidate
@@ -64,10 +64,16 @@ class Skeleton:
 
     @cached_property
     def workloads(self) -> Mapping[str, tuple[KernelNode, int]]:
-        """Workload key -> a node that has it, and how many have."""
+        """Workload key -> a node that has it, with the choices of all that have it, and how many have.
+
+        Equal workloads differ in their choices where a rule is about one of them, or an algorithm is too far off with
+        the weights of one.
+        """
         found: dict[str, tuple[KernelNode, int]] = {}
         for node in self.nodes:
             first, count = found.get(node.workload.key, (node, 0))
+            if node.choices != first.choices:
+                first = replace(first, choices=tuple(dict.fromkeys((*first.choices, *node.choices))))
             found[node.workload.key] = (first, count + 1)
         return found
 

@@ -212,12 +212,13 @@ class _Run:
 
     def _one_layout(self, layout: Layout) -> None:
         """One try of what a uniform assignment of `layout` needs: the least that a plan can be made of."""
-        requests = []
-        for node, _ in self.setup.skeleton.workloads.values():
+        requests = {}
+        for node in self.setup.skeleton.nodes:
             free = [c for c in node.choices if c is not None]
-            requests.append(Request(node.workload, nearest(free, layout) if free else None, 1))
+            wanted = Request(node.workload, nearest(free, layout) if free else None, 1)
+            requests[node.workload.key, wanted.choice] = wanted
         self.reporter.stage(f"kernels of uniform {layout}", len(requests))
-        self.labs.lab.measure(requests)
+        self.labs.lab.measure(list(requests.values()))
 
     def _first_plan(self) -> tuple[LayoutPlan | None, float]:
         """A plan on disk, if one can be made of what is measured, and the seconds to keep for the end of the run."""

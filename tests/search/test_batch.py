@@ -22,7 +22,8 @@ DRAWS = 5
 
 
 def random_skeleton(seed: int) -> Skeleton:
-    """Random wiring: fixed inputs and outputs, repeated operands, workloads that occur several times."""
+    """Random wiring: fixed inputs and outputs, repeated operands, workloads that occur several times, some of them with
+    fewer candidates than others."""
     rng = np.random.default_rng(seed)
     nodes = []
     for _ in range(int(rng.integers(1, 7))):
@@ -31,7 +32,8 @@ def random_skeleton(seed: int) -> Skeleton:
             Candidate(LAYOUTS[a], None, LAYOUTS[b])
             for a, b in np.random.default_rng(number).integers(0, 4, (1 + number, 2))
         )
-        nodes.append(_node("conv2d", number, size, choices if number else (None,)))
+        kept = tuple(c for c in choices if rng.random() < 0.7) or choices[-1:]
+        nodes.append(_node("conv2d", number, size, kept if number else (None,)))
     tensors = []
     for i in range(-1, len(nodes)):
 
