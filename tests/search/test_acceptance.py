@@ -225,7 +225,8 @@ def test_swapping_the_sides_inverts_the_result(pairs: list[tuple[float, float]],
     assert other.speedup == pytest.approx(1 / one.speedup, rel=1e-9)
     if one.starts > 1:
         assert other.ci == pytest.approx((1 / one.ci[1], 1 / one.ci[0]), rel=1e-6)
-    assert one.p_value + other.p_value >= 1 - 1e-3
+    # Of more than 12 starts the p-values are shares of random swaps.
+    assert one.p_value + other.p_value >= 1 - (1e-3 if one.starts <= 12 else 0.05)
     assert not (one.accepted and other.accepted)
 
 
