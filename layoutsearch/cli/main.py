@@ -15,6 +15,7 @@ from rich.console import Console
 
 from layoutsearch.cli.bench import bench
 from layoutsearch.cli.device import device
+from layoutsearch.cli.options import desired_layout_option
 from layoutsearch.errors import LayoutSearchError
 
 # The linear algebra of a search is many small systems: threads only get in each other's way, and in the device's.
@@ -36,6 +37,7 @@ def cli() -> None:
 @click.option("--target", metavar="TARGET", help="TVM target, JSON or 'llvm -mcpu=...'; this CPU by default.")
 @click.option("--threads", type=click.IntRange(1), help="Threads of a kernel; all cores by default.")
 @click.option("--space", type=click.Path(), help="Search-space file; the one shipped for the target by default.")
+@desired_layout_option
 @click.option("--trials", type=click.IntRange(1), default=8, show_default=True, help="Assignments timed whole at most.")
 @click.option(
     "--sampler",

@@ -13,6 +13,7 @@ from layoutsearch.cost.library import LibraryError
 from layoutsearch.cost.machine import Machine
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.layout.candidates import nearest
+from layoutsearch.layout.desired import parse_desired
 from layoutsearch.layout.layout import Layout
 from layoutsearch.measure.records import RecordStore
 from layoutsearch.model.samples import sample_inputs
@@ -74,6 +75,7 @@ class _Run:
         if options.sampler not in SAMPLERS:
             raise LayoutSearchError(f"--sampler {options.sampler!r} is unknown; expected one of {', '.join(SAMPLERS)}")
         self.tuner = KernelTuner.named(options.kernel_tuner)
+        self.desired = parse_desired(options.desired_layouts)
         if source is not None and self.tuner is not KernelTuner.TEMPLATE:
             raise LayoutSearchError("--replay has the schedules it was recorded with; leave --kernel-tuner away")
 
@@ -83,7 +85,7 @@ class _Run:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutsearch-")))
             self.setup: ModelSetup = set_up(
-                self.model, folder, options.shapes, self.target, options.space, options.max_rel_error
+                self.model, folder, options.shapes, self.target, options.space, options.max_rel_error, self.desired
             )
             for line in self.setup.notes:
                 self.reporter.note(line)
@@ -103,6 +105,7 @@ class _Run:
                     # None by default, as in files of before there was a choice.
                     "kernel_tuner": None if self.tuner is KernelTuner.TEMPLATE else self.tuner.value,
                     "max_rel_error": options.max_rel_error,
+                    "desired_layouts": [f"{d.key}={','.join(sorted(d.values))}" for d in self.desired],
                     "candidates": self.setup.assignments.digest,
                 },
             )
@@ -130,7 +133,9 @@ class _Run:
         lab, profile = labs.lab, labs.profile
         target = TargetInfo.from_target(self.target, self.source.threads)
         learned = Learned(labs.context, profile, target, setup.fingerprint)
-        context = PlanContext(setup.loaded, setup.graph, setup.fingerprint, self.target, labs.identity, setup.errors)
+        context = PlanContext(
+            setup.loaded, setup.graph, setup.fingerprint, self.target, labs.identity, setup.errors, setup.pins
+        )
         machine = Machine.of(profile, target)
         pool = Pool(context, setup.skeleton, setup.layouts, lab, self.budget, self.reporter)
         times = WholeTimes(self.store, labs.context, setup.fingerprint, labs.whole.weights)

@@ -166,5 +166,5 @@ def test_what_rules_match(match: str, hits: set[str]) -> None:
 
     graph = graph_of(3, body)
     names = dict(zip((op.name for op in graph.ops), ("stem", "wide", "depthwise", "grouped"), strict=True))
-    found = space(f"match = {{ {match} }}\nlayouts = ['NCHW']", 'match = {}\nlayouts = ["NCHW"]')
-    assert {names[op.name] for op in graph.ops if found.rule_for(op).name == "rule0"} == hits
+    found = space(f"match = {{ {match} }}\nlayouts = ['NCHW']", 'match = {}\nlayouts = ["NCHW"]').rules_for(graph)
+    assert {names[op.name] for op in graph.ops if found[op.name][0].name == "rule0"} == hits
