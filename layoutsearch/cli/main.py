@@ -16,6 +16,7 @@ from rich.console import Console
 from layoutsearch.cli.bench import bench
 from layoutsearch.cli.device import device
 from layoutsearch.cli.options import desired_layout_option
+from layoutsearch.cli.space import space
 from layoutsearch.errors import LayoutSearchError
 
 # The linear algebra of a search is many small systems: threads only get in each other's way, and in the device's.
@@ -227,6 +228,7 @@ def explain(plan_path: str, everything: bool) -> None:
 
 cli.add_command(bench)
 cli.add_command(device)
+cli.add_command(space)
 
 
 def main() -> None:

@@ -14,11 +14,10 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from layoutsearch.errors import SpaceError
-from layoutsearch.layout.candidate import ALGORITHMS
-from layoutsearch.layout.graph import LayoutGraph, OpNode
+from layoutsearch.layout.candidate import ALGORITHMS, DIRECT, Candidate
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.matching import named
@@ -33,6 +32,30 @@ _KINDS = {
 }
 
 DesiredLayouts: TypeAlias = Mapping[str, str | Sequence[str]] | Iterable[str]
+
+
+class Operator(Protocol):
+    """What a key may say of an operator; `layout.graph.OpNode` is one."""
+
+    @property
+    def id(self) -> str:
+        """Stable id."""
+
+    @property
+    def name(self) -> str:
+        """Bound variable of the canonical module."""
+
+    @property
+    def op(self) -> str:
+        """TVM's name, with `relax.`."""
+
+    @property
+    def kind(self) -> str:
+        """Most specific kind."""
+
+    @property
+    def role(self) -> Role:
+        """What it is to the search."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +90,16 @@ class Desired:
             found.append((data, out or data))
         return found
 
-    def rank(self, op: OpNode) -> int:
+    def admits(self, candidate: Candidate) -> bool:
+        """Whether a candidate is as one of the alternatives says; what that leaves open may be anything."""
+        return any(_admits(pattern, candidate) for pattern in self.patterns)
+
+    def rank(self, op: Operator) -> int:
         """How specific the key is about `op`: 5 for its id or name, 1 for `default`, 0 where it is not meant."""
         if self.key in (op.id, op.name):
             return 5
         if is_pattern(self.key):
-            return 4 if named(op, self.key) else 0
+            return 4 if named(self.key, op.id, op.name) else 0
         if self.key in _KINDS:
             return 3 if op.kind == _KINDS[self.key] else 0
         if op.op == f"relax.{self.key}":
@@ -108,7 +135,7 @@ def parse_desired(given: DesiredLayouts | None, option: str = OPTION) -> tuple[D
     return tuple(found[key] for key in sorted(found))
 
 
-def most_specific(op: OpNode, wanted: Sequence[Desired]) -> Desired | None:
+def most_specific(op: Operator, wanted: Sequence[Desired]) -> Desired | None:
     """What counts for `op`, None if nothing is wanted of it.
 
     Raises:
@@ -127,12 +154,12 @@ def most_specific(op: OpNode, wanted: Sequence[Desired]) -> Desired | None:
     return best[0]
 
 
-def unmatched_desired(wanted: Sequence[Desired], graph: LayoutGraph, known: Iterable[str]) -> list[str]:
+def unmatched_desired(wanted: Sequence[Desired], ops: Sequence[Operator], known: Iterable[str]) -> list[str]:
     """A line for each that says nothing about the model, with the nearest operator it has.
 
     Args:
         wanted: all of it.
-        graph: the model's.
+        ops: the model's.
         known: operators of TVM, without `relax.`.
 
     Raises:
@@ -141,9 +168,9 @@ def unmatched_desired(wanted: Sequence[Desired], graph: LayoutGraph, known: Iter
     operators = set(known)
     lines = []
     for desired in wanted:
-        if any(desired.rank(op) for op in graph.ops):
+        if any(desired.rank(op) for op in ops):
             continue
-        near = nearest_key(desired.key, graph)
+        near = nearest_key(desired.key, ops)
         hint = f"; the nearest op of the model is {near}" if near else ""
         if desired.key not in operators | {DEFAULT} | set(_KINDS) and not is_pattern(desired.key):
             raise SpaceError(
@@ -154,9 +181,9 @@ def unmatched_desired(wanted: Sequence[Desired], graph: LayoutGraph, known: Iter
     return lines
 
 
-def nearest_key(key: str, graph: LayoutGraph) -> str:
+def nearest_key(key: str, ops: Iterable[Operator]) -> str:
     """The key nearest to `key` that the model has operators for; empty if it has none."""
-    return nearest_word(key, [word for op in graph.ops if op.role is not Role.FROZEN for word in _words(op)])
+    return nearest_word(key, [word for op in ops if op.role is not Role.FROZEN for word in _words(op)])
 
 
 def nearest_word(word: str, words: Iterable[str]) -> str:
@@ -164,7 +191,7 @@ def nearest_word(word: str, words: Iterable[str]) -> str:
     return next(iter(difflib.get_close_matches(word, sorted(set(words)), n=1, cutoff=0.0)), "")
 
 
-def _words(op: OpNode) -> list[str]:
+def _words(op: Operator) -> list[str]:
     kinds = [f"nn.{key}" for key, kind in _KINDS.items() if kind == op.kind]
     return [op.op.removeprefix("relax."), *kinds, op.id, op.name]
 
@@ -191,6 +218,22 @@ def _pattern(value: str) -> str:
     kernel, out = ([part if part != DEFAULT else "" for part in rest] + ["", ""])[:2]
     text = f"{data}->{out}" if out else data
     return text + (f":{kernel}" if kernel else "") + at + algorithm
+
+
+def _admits(pattern: str, candidate: Candidate) -> bool:
+    named, _, algorithm = pattern.partition("@")
+    layouts, colon, kernel = named.partition(":")
+    data, _, out = layouts.partition("->")
+    if not (_matches(data, candidate.data) and _matches(out or data, candidate.out)):
+        return False
+    if not (colon or algorithm):
+        return True
+    has_kernel = candidate.kernel is None or not colon or _matches(kernel, candidate.kernel)
+    return has_kernel and candidate.algorithm == (algorithm or DIRECT)
+
+
+def _matches(pattern: str, layout: Layout) -> bool:
+    return re.fullmatch(re.sub(r"\{[biok]\}", r"\\d+", pattern), layout.name) is not None
 
 
 def _check(value: str, desired: Desired) -> None:

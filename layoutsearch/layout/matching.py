@@ -71,9 +71,9 @@ def channels_of(op: OpNode) -> tuple[int, int]:
     return channels, channels
 
 
-def named(op: OpNode, pattern: str) -> bool:
-    """Whether a pattern (`*` and `?`) is of an operator's id or of its name."""
-    return fnmatch.fnmatchcase(op.id, pattern) or fnmatch.fnmatchcase(op.name, pattern)
+def named(pattern: str, *names: str) -> bool:
+    """Whether a pattern (`*` and `?`) is of one of the names, such as an operator's id and its bound variable."""
+    return any(fnmatch.fnmatchcase(name, pattern) for name in names)
 
 
 def _conv(test: Callable[[ConvInfo, Any], bool]) -> Callable[[OpNode, Any], bool]:
@@ -126,7 +126,7 @@ _MATCHERS: Mapping[str, Callable[[OpNode, Any], bool]] = {
     "op": lambda op, wanted: op.op in (wanted, f"relax.{wanted}"),
     "kind": lambda op, wanted: op.kind == wanted,
     "id": lambda op, wanted: fnmatch.fnmatchcase(op.id, wanted),
-    "name": named,
+    "name": lambda op, wanted: named(wanted, op.id, op.name),
     "dtype": lambda op, wanted: _dtype(op) == wanted,
     "depthwise": _conv(lambda c, wanted: c.depthwise == wanted),
     "pointwise": _conv(lambda c, wanted: (c.kernel == (1, 1) and c.groups == 1) == wanted),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from layoutsearch.errors import SpaceError
-from layoutsearch.layout.candidate import DIRECT, Candidate
+from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.candidates import OpSpace, expand, forbidden, why_not
 from layoutsearch.layout.desired import DEFAULT, Desired, most_specific
 from layoutsearch.layout.graph import LayoutGraph, OpNode
@@ -42,38 +42,29 @@ def narrow(
 
 def _narrowed(op: OpNode, free: OpSpace, rule: Rule, desired: Desired, space: SearchSpace) -> OpSpace:
     blocks = rule.blocks or space.blocks
-    proposals = [(p, text, c) for p in desired.patterns for text, c in expand(op, p, blocks, str(desired))]
-    kept = [c for c in free.candidates if any(_is_as(c, wish, pattern) for pattern, _, wish in proposals)]
+    kept = [c for c in free.candidates if desired.admits(c)]
+    has = {(c.data, c.out) for c in kept}
     banned = set(forbidden(op, rule, blocks, space.source))
     reasons: dict[str, str] = {}
-    for pattern, text, wish in proposals:
-        if any(_is_as(c, wish, pattern) for c in kept):
-            continue
-        if rule.pin:
-            reasons[text] = f"{rule} of {space.source} pins {free.candidates[0]}; leave one away"
-            continue
-        reason = f"forbidden by {rule} of {space.source}" if wish in banned else why_not(op, wish)
-        if reason is None:
-            kept.append(wish)
-        else:
-            reasons[text] = reason
+    for pattern in desired.patterns:
+        for text, wish in expand(op, pattern, blocks, str(desired)):
+            # What the space offers between two layouts is better than what follows from them alone.
+            if wish in kept or (not set(":@") & set(pattern) and (wish.data, wish.out) in has):
+                continue
+            if rule.pin:
+                reason: str | None = f"{rule} of {space.source} pins {free.candidates[0]}; leave one away"
+            else:
+                reason = f"forbidden by {rule} of {space.source}" if wish in banned else why_not(op, wish)
+            if reason is None:
+                kept.append(wish)
+            else:
+                reasons[text] = reason
     if not kept:
         why = "; ".join(f"{text}: {reason}" for text, reason in list(reasons.items())[:3])
         why = why or f"none of the blocks {list(blocks)} divides its channels {channels_of(op)}"
         raise SpaceError(f"{desired}: no candidate of {op.id} ({op.name}) is so: {why}")
     away = tuple((str(c), f"pinned by {desired}") for c in free.candidates if c not in kept)
     return replace(free, candidates=tuple(kept), refused=(*free.refused, *away), pinned=str(desired))
-
-
-def _is_as(candidate: Candidate, wish: Candidate, pattern: str) -> bool:
-    """Whether `candidate` is what a pattern asks for: what it leaves open may be anything."""
-    if (candidate.data, candidate.out) != (wish.data, wish.out):
-        return False
-    named, _, algorithm = pattern.partition("@")
-    has_kernel = ":" in named
-    if not (has_kernel or algorithm):
-        return True
-    return candidate.algorithm == (algorithm or DIRECT) and (not has_kernel or candidate.kernel == wish.kernel)
 
 
 def _check_frozen(op: OpNode, desired: Desired) -> None:

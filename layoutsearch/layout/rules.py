@@ -132,7 +132,7 @@ def _geometry(op: OpNode) -> str:
     if op.op != kinds.CONV:
         words.append(op.op.rpartition(".")[2])
     if info.kernel != (3, 3):
-        words.append("kernel {}x{}".format(*info.kernel))
+        words.append("{}x{}".format(*info.kernel))
     for name, (y, x) in (("stride", info.strides), ("dilation", info.dilation)):
         if (y, x) != (1, 1):
             words.append(f"{name} {y}" if y == x else f"{name} {y}x{x}")

@@ -42,7 +42,7 @@ def unmatched_rules(space: SearchSpace, graph: LayoutGraph) -> list[str]:
 
 def unmatched_layouts(wanted: Sequence[Desired], graph: LayoutGraph) -> list[str]:
     """The same of what is wanted beside the space; see `layout.desired.unmatched_desired`."""
-    return unmatched_desired(wanted, graph, _operators())
+    return unmatched_desired(wanted, graph.ops, _operators())
 
 
 def _operators() -> set[str]:
