@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from layoutsearch.plan.plan import LayoutPlan, PlanOp
 
@@ -22,6 +23,11 @@ class Explanation:
 
     rows: tuple[ExplainRow, ...]
     summary: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `explain --json` prints: every kernel, and lines about the whole."""
+        kernels = [{**row.op.to_json(), "fused": row.fused, "transforms": list(row.transforms)} for row in self.rows]
+        return {"kernels": kernels, "summary": list(self.summary)}
 
 
 def explain(plan: LayoutPlan) -> Explanation:

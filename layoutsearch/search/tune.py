@@ -24,6 +24,7 @@ from layoutsearch.search.budget import Budget
 from layoutsearch.search.campaign import Campaign
 from layoutsearch.search.decide import Decision
 from layoutsearch.search.export import Bound, PlanContext
+from layoutsearch.search.final_costs import final_costs
 from layoutsearch.search.finals import WholeTimes
 from layoutsearch.search.gap import CONFIDENCE, SearchState
 from layoutsearch.search.known import Request
@@ -32,6 +33,7 @@ from layoutsearch.search.lazy import LazySearch
 from layoutsearch.search.learned import Learned
 from layoutsearch.search.numerics import check_limit
 from layoutsearch.search.options import TuneOptions, TuneResult
+from layoutsearch.search.plan_costs import CostsError, costs_path
 from layoutsearch.search.pool import Pool
 from layoutsearch.search.problem import NoAssignmentError
 from layoutsearch.search.reporter import NoteKeeper, Reporter, Silent
@@ -195,6 +197,12 @@ class _Run:
         if best is None and not self.budget.interrupted:
             why = self.reporter.notes[-1] if self.reporter.notes else "no whole model was built"
             raise LayoutSearchError(f"no plan could be validated: {why}; {kept}")
+        if best is not None:
+            try:
+                final_costs(context, setup.skeleton, lab, search.beliefs).save(costs_path(self.decision.path))
+            except CostsError as error:
+                # The plan is there; only questions about it will have no answer.
+                self.reporter.note(str(error))
         self.run_file.finish(self.budget.interrupted)
         return self._result(
             best, _note(best, self.decision.is_uncontested) if best else f"stopped before a plan was validated; {kept}"
