@@ -6,28 +6,27 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from layoutsearch.cost.posterior import Posterior
+from layoutsearch.cost.posterior import Evidence, Posterior
 from layoutsearch.layout.candidate import choice_text
 from layoutsearch.layout.transform import TransformKey
 from layoutsearch.plan.apply import target_json, tensor_id
 from layoutsearch.search.beliefs import Beliefs
-from layoutsearch.search.cost_index import BoolArray
 from layoutsearch.search.export import PlanContext
 from layoutsearch.search.known import Known, Lab
-from layoutsearch.search.plan_costs import MEASURED, PREDICTED, Cost, CostNode, CostOp, CostTensor, PlanCosts
+from layoutsearch.search.plan_costs import EARLY, MEASURED, PREDICTED, Cost, CostNode, CostOp, CostTensor, PlanCosts
 from layoutsearch.search.skeleton import Skeleton, SkeletonTensor
 
-# Of the interval in which a predicted time lies at 80 %.
+# Of the interval in which a predicted time lies at 80 %, and how many draws of all times it is read from.
 _LOW, _HIGH = 0.1, 0.9
+_DRAWS = 200
 
 
 def final_costs(context: PlanContext, skeleton: Skeleton, lab: Lab, beliefs: Beliefs) -> PlanCosts:
     """Costs of every candidate and transform of a model, in the terms of its plan."""
     beliefs.update()
     index = beliefs.index
-    dead = beliefs.kernel_evidence.dead, beliefs.transform_evidence.dead
-    kernels = _costs([lab.of(w, c) for w, c in index.pairs], beliefs.kernels, dead[0])
-    moves = _costs([lab.transform(key) for key in index.transforms], beliefs.transforms, dead[1])
+    kernels = _costs([lab.of(w, c) for w, c in index.pairs], beliefs.kernels, beliefs.kernel_evidence)
+    moves = _costs([lab.transform(key) for key in index.transforms], beliefs.transforms, beliefs.transform_evidence)
     by_pair = {(w.key, c): cost for (w, c), cost in zip(index.pairs, kernels, strict=True)}
     by_key = dict(zip(index.transforms, moves, strict=True))
     ops = {op.name: CostOp(op.id, op.name, op.op, op.kind, op.role) for op in context.graph.ops}
@@ -50,12 +49,13 @@ def final_costs(context: PlanContext, skeleton: Skeleton, lab: Lab, beliefs: Bel
     )
 
 
-def _costs(known: list[Known], posterior: Posterior, dead: BoolArray) -> list[Cost]:
-    low, mean, high = posterior.optimistic(_LOW), posterior.mean(), posterior.optimistic(_HIGH)
+def _costs(known: list[Known], posterior: Posterior, evidence: Evidence) -> list[Cost]:
+    mean = posterior.mean()
+    low, high = np.quantile(posterior.draw(np.random.default_rng(0), _DRAWS), [_LOW, _HIGH], axis=0)
     found = []
     for k, entry in enumerate(known):
-        if np.isfinite(entry.best_us) or dead[k]:
-            found.append(Cost(entry.best_us, MEASURED))
+        if evidence.seen[k] or evidence.dead[k]:
+            found.append(Cost(entry.best_us, MEASURED if evidence.over[k] else EARLY))
         else:
             found.append(Cost(float(mean[k]), PREDICTED, (float(low[k]), float(high[k]))))
     return found

@@ -24,7 +24,7 @@ from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.search.problem import LayoutProblem, Node, Tensor, Use
 
 SCHEMA = "layoutsearch.costs/1"
-MEASURED, PREDICTED = "measured", "predicted"
+MEASURED, EARLY, PREDICTED = "measured", "measured early", "predicted"
 
 
 class CostsError(LayoutSearchError):
@@ -48,7 +48,7 @@ class Cost:
 
     Attributes:
         us: microseconds, infinite for what does not run.
-        basis: `measured` or `predicted`.
+        basis: `measured`; `measured early`, where not all schedules that may be faster were tried; or `predicted`.
         between: of what is predicted, lowest and highest microseconds at 80 %.
     """
 

@@ -11,7 +11,7 @@ from layoutsearch.errors import SpaceError
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.desired import DEFAULT, Desired, most_specific, nearest_key
 from layoutsearch.plan.plan import LayoutPlan
-from layoutsearch.search.plan_costs import PREDICTED, Cost, CostNode, CostsError, PlanCosts
+from layoutsearch.search.plan_costs import EARLY, MEASURED, PREDICTED, Cost, CostNode, CostsError, PlanCosts
 from layoutsearch.search.problem import NoAssignmentError, restricted
 from layoutsearch.search.solve import solve
 
@@ -83,11 +83,10 @@ class WhatIf:
     transforms: tuple[int, int]
     predicted_by: str
 
-    @property
-    def predicted(self) -> int:
-        """How many of the times that differ are predicted."""
+    def count(self, basis: str) -> int:
+        """How many of the times that differ have a basis, see `plan_costs.Cost`."""
         costs = [c for k in self.kernels for c in (k.before_cost, k.after_cost)]
-        return sum(c.basis == PREDICTED for c in [*costs, *(t.cost for t in (*self.added, *self.removed))])
+        return sum(c.basis == basis for c in [*costs, *(t.cost for t in (*self.added, *self.removed))])
 
     def to_json(self) -> dict[str, Any]:
         """The object that `explain --pin --json` prints."""
@@ -101,7 +100,7 @@ class WhatIf:
             "transforms_added": [t.to_json() for t in self.added],
             "transforms_removed": [t.to_json() for t in self.removed],
             "transforms": {"before": self.transforms[0], "after": self.transforms[1]},
-            "predicted": self.predicted,
+            "basis": {basis: self.count(basis) for basis in (MEASURED, EARLY, PREDICTED)},
             "predicted_by": self.predicted_by,
         }
 
