@@ -51,7 +51,8 @@ def final_costs(context: PlanContext, skeleton: Skeleton, lab: Lab, beliefs: Bel
 
 def _costs(known: list[Known], posterior: Posterior, evidence: Evidence) -> list[Cost]:
     mean = posterior.mean()
-    low, high = np.quantile(posterior.draw(np.random.default_rng(0), _DRAWS), [_LOW, _HIGH], axis=0)
+    draws = np.where(evidence.dead, 0.0, posterior.draw(np.random.default_rng(0), _DRAWS))
+    low, high = np.quantile(draws, [_LOW, _HIGH], axis=0)
     found = []
     for k, entry in enumerate(known):
         if evidence.seen[k] or evidence.dead[k]:
