@@ -69,7 +69,9 @@ def _lines(report: OpReport, followers: list[str]) -> Iterator[str]:
     if not report.rule:
         yield f"{head}  frozen: {op.why_frozen or 'it has no layout to choose'}"
         return
-    yield f"{head}  rule {report.rule}" + (f", pinned by {report.pinned}" if report.pinned else "")
+    yield f"{head}  rule {report.rule}"
+    if report.pinned:
+        yield from _wrapped("pinned by ", report.pinned)
     yield from _wrapped("candidates: ", "  ".join(report.candidates))
     by_reason: dict[str, list[str]] = {}
     for text, reason in report.out.items():

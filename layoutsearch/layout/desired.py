@@ -183,17 +183,18 @@ def unmatched_desired(wanted: Sequence[Desired], ops: Sequence[Operator], known:
 
 def nearest_key(key: str, ops: Iterable[Operator]) -> str:
     """The key nearest to `key` that the model has operators for; empty if it has none."""
-    return nearest_word(key, [word for op in ops if op.role is not Role.FROZEN for word in _words(op)])
+    free = [op for op in ops if op.role is not Role.FROZEN]
+    words = [op.op.removeprefix("relax.") for op in free]
+    words += [f"nn.{kind_key}" for op in free for kind_key, kind in _KINDS.items() if kind == op.kind]
+    if ":" in key or key[-1:].isdigit():
+        # That is how ids and names look.
+        words = [name for op in free for name in (op.id, op.name)] + words
+    return nearest_word(f"nn.{key}" if key in _KINDS else key, words)
 
 
 def nearest_word(word: str, words: Iterable[str]) -> str:
     """The one of `words` that is most like `word`; empty if there is none."""
     return next(iter(difflib.get_close_matches(word, sorted(set(words)), n=1, cutoff=0.0)), "")
-
-
-def _words(op: Operator) -> list[str]:
-    kinds = [f"nn.{key}" for key, kind in _KINDS.items() if kind == op.kind]
-    return [op.op.removeprefix("relax."), *kinds, op.id, op.name]
 
 
 def _split(text: str, option: str) -> tuple[str, str]:

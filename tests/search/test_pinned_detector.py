@@ -1,7 +1,7 @@
 """The PP-OCR detector with its depthwise, pointwise and first convolutions pinned apart, as `explain --pin` sees it.
 
-Depthwise NCHW, pointwise NHWC, the stem from NCHW to NCHW16c: nothing uniform. All 62 convolutions come out as requested,
-with as many transforms as were predicted, and the outputs are right.
+Depthwise NCHW, pointwise NHWC, the stem from NCHW to NCHW16c: nothing uniform. All 62 convolutions come out as
+requested, with as many transforms as were predicted, and the outputs are right.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from layoutsearch.search.setup import ModelSetup, set_up
 from layoutsearch.search.solve import solve
 from layoutsearch.search.what_if import OPTION, what_if
 from layoutsearch.search.workloads import Workload
-from tests.materialize.cases import ERROR, assert_moves, run_built
+from tests.materialize.cases import ERROR, assert_moves
 from tests.models import zoo
 from tests.models.inputs import tensor
+from tests.models.interpreter import interpret
 from tests.models.running import range_error
 
 TARGET = {"kind": "llvm", "mcpu": "skylake-avx512"}
@@ -113,6 +114,6 @@ def test_detector_with_kinds_of_convolutions_pinned_apart(tmp_path: Path) -> Non
     assert len(result.transforms) == len(transforms_of(free.graph, assignment)) == found.transforms[1]
     assert_moves(result.module, free.graph, found.transforms[1])
     x = [tensor((1, 3, 64, 64), "float32", 0)]
-    for got, want in zip(run_built(result.module, x), run_built(canonical, x), strict=True):
+    for got, want in zip(interpret(result.module, x), interpret(canonical, x), strict=True):
         assert float(want.std()) > 1e-3
         assert range_error(got, want) < ERROR
