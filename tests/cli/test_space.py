@@ -101,7 +101,7 @@ def test_a_rule_that_matches_nothing_is_a_warning(capfd: Capture, model: Path) -
     code, out, err = call(capfd, "space", "show", model, "--desired-layout", "nn.conv2d_grouped=NCHW", "--json")
     assert code == 0
     line = (
-        "--desired-layout nn.conv2d_grouped=NCHW matches no op of the model; the nearest op of the model is nn.conv2d_"
+        "--desired-layout nn.conv2d_grouped=NCHW matches no op of the model; the nearest op of the model is nn.conv2d"
     )
     assert err.startswith(f"warning: {line}")
     assert err.count("\n") == 1
