@@ -8,7 +8,6 @@ import numpy as np
 
 from layoutsearch.cost.posterior import Evidence, Posterior
 from layoutsearch.layout.candidate import choice_text
-from layoutsearch.layout.transform import TransformKey
 from layoutsearch.plan.apply import target_json, tensor_id
 from layoutsearch.search.beliefs import Beliefs
 from layoutsearch.search.export import PlanContext
@@ -31,6 +30,9 @@ def final_costs(context: PlanContext, skeleton: Skeleton, lab: Lab, beliefs: Bel
     by_key = dict(zip(index.transforms, moves, strict=True))
     ops = {op.name: CostOp(op.id, op.name, op.op, op.kind, op.role) for op in context.graph.ops}
     ids = {op.name: op.id for op in context.graph.ops}
+    moves_of: dict[int, dict[tuple[int, int], Cost]] = {}
+    for (t, source, target), key in skeleton.keys.items():
+        moves_of.setdefault(t, {})[source, target] = by_key[key]
     device = context.device
     return PlanCosts(
         fingerprint=context.fingerprint,
@@ -45,7 +47,7 @@ def final_costs(context: PlanContext, skeleton: Skeleton, lab: Lab, beliefs: Bel
             )
             for node in skeleton.nodes
         ),
-        tensors=tuple(_tensor(t, tensor, skeleton, by_key, ids) for t, tensor in enumerate(skeleton.tensors)),
+        tensors=tuple(_tensor(tensor, moves_of.get(t, {}), ids) for t, tensor in enumerate(skeleton.tensors)),
     )
 
 
@@ -62,18 +64,12 @@ def _costs(known: list[Known], posterior: Posterior, evidence: Evidence) -> list
     return found
 
 
-def _tensor(
-    number: int,
-    tensor: SkeletonTensor,
-    skeleton: Skeleton,
-    costs: Mapping[TransformKey, Cost],
-    ids: Mapping[str, str],
-) -> CostTensor:
+def _tensor(tensor: SkeletonTensor, moves: Mapping[tuple[int, int], Cost], ids: Mapping[str, str]) -> CostTensor:
     return CostTensor(
         id=tensor_id(tensor.info.name, ids),
         layouts=tuple(str(layout) for layout in tensor.layouts),
         producer=tensor.producer,
         made=tensor.made,
         uses=tuple((use.node, use.wanted) for use in tensor.uses),
-        moves={(i, j): costs[key] for (t, i, j), key in skeleton.keys.items() if t == number},
+        moves=moves,
     )
