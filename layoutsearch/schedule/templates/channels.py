@@ -86,7 +86,7 @@ class ChannelsKernel:
         return [b.parallel("task", total, task, enabled=self.threads > 1 and c.flops > 50_000)]
 
     def rows_of(self, n: Expr, first: Expr, count: int) -> tirx.Stmt:
-        """Rows `first` to `first + count` of one image on the thread that asks, one tile of channels after the other."""
+        """`count` rows of one image from row `first` on, one tile of channels after the other, on one thread."""
         tiles = self.lanes.tiles(self.vectors)
 
         def channel_tile(channel: Expr) -> tirx.Stmt:

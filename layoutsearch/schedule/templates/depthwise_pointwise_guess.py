@@ -43,7 +43,7 @@ def _tiles(known: Schedule | None, guesses: list[tuple[int, int]], most: int) ->
 
 
 def _rows(depthwise: Contraction, target: TargetInfo) -> list[int]:
-    """Heights of a strip: those that share the work out evenly first, then those of about as many pixels as are good."""
+    """Heights of a strip: those that share the work out evenly first, then those of a good number of pixels."""
     height, width = depthwise.rows[0].count, depthwise.columns[0].count
     bytes_of_row = 4 * depthwise.out_channels * width
 
