@@ -25,6 +25,7 @@ from layoutsearch.search.decide import Decision
 from layoutsearch.search.export import Bound, PlanContext
 from layoutsearch.search.finals import WholeTimes
 from layoutsearch.search.gap import CONFIDENCE, SearchState
+from layoutsearch.search.joining import Joining
 from layoutsearch.search.known import Request
 from layoutsearch.search.labs import DeviceSource, Labs, LabSource, Workplace
 from layoutsearch.search.lazy import LazySearch
@@ -134,8 +135,13 @@ class _Run:
         machine = Machine.of(profile, target)
         pool = Pool(context, setup.skeleton, setup.layouts, lab, self.budget, self.reporter)
         times = WholeTimes(self.store, labs.context, setup.fingerprint, labs.whole.weights)
+        joining = None
+        if labs.pairs is not None:
+            joining = Joining(
+                labs.pairs, setup.graph, setup.skeleton.nodes, labs.whole, times, self.budget, self.reporter
+            )
         self.decision = Decision(
-            pool, lab, labs.whole, times, learned.correction(), machine, self.out, self.budget, self.reporter
+            pool, lab, labs.whole, times, learned.correction(), machine, self.out, self.budget, self.reporter, joining
         )
         if not setup.graph.anchors:
             return self._nothing_to_choose()
@@ -228,7 +234,7 @@ class _Run:
         plan = self.decision.first_plan()
         # Building and timing the finalists takes several times what the first plan took; but without a search there is
         # nothing to build, so half of what is left is for that at least.
-        wanted = _TIMING_S + 3.0 * (time.monotonic() - started - self.labs.whole.once_s)
+        wanted = _TIMING_S + 3.0 * (time.monotonic() - started - self.labs.whole.once_s) + self.decision.pairs_s
         return plan, min(wanted, self.budget.left_s / 2)
 
     def _first_layout(self, lanes: int) -> Layout:
