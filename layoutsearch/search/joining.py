@@ -72,7 +72,7 @@ class Joining:
     @property
     def wanted_s(self) -> float:
         """Seconds to keep for it; none where the model has no pair in any layout."""
-        count = len(join_candidates(self._graph))
+        count = len(join_candidates(self._graph, self._nodes))
         return min(_MOST_S, _BASE_S + _EACH_S * count) if count else 0.0
 
     def improve(
@@ -80,7 +80,7 @@ class Joining:
     ) -> dict[str, Joined]:
         """The finalists that are faster with pairs, by label; `reserve_s` seconds are kept for what comes after."""
         works = {label: pairs_of(plan, self._graph, self._nodes) for label, plan in plans.items()}
-        every = [work for some in works.values() for work in some]
+        every = list({work.key: work for some in works.values() for work in some}.values())
         if not every:
             return {}
         if self._budget.over(reserve_s + _LEAST_S):

@@ -100,20 +100,24 @@ class PairTimer(Protocol):
         """By key of the pair; what there was no time for, while `reserve_s` seconds are kept, is left out."""
 
 
-def join_candidates(graph: LayoutGraph) -> set[tuple[str, str]]:
-    """(depthwise, pointwise) roots, as bound variables, that may be a pair in some layouts."""
+def join_candidates(graph: LayoutGraph, nodes: Sequence[KernelNode]) -> list[tuple[KernelNode, KernelNode]]:
+    """Kernels that may be a pair in some layouts, in program order."""
     escaping = {o.tensor for o in graph.outputs}
-    found = set()
-    for op in graph.ops:
+    by_last = {node.members[-1]: node for node in nodes}
+    found = []
+    for node in nodes:
+        op = graph.by_name[node.root]
         if op.op != kinds.CONV or op.kind != "conv2d_pointwise" or not _is_plain(op):
             continue
         data = op.operands[0]
         producer = graph.producers.get(data.tensor or "")
-        if producer is None or data.tensor in escaping or len(graph.consumers[producer.result.name]) != 1:
+        first = by_last.get(producer.name) if producer is not None else None
+        if producer is None or first is None or graph.by_name[first.root].kind != "conv2d_depthwise":
             continue
+        is_between = data.tensor not in escaping and len(graph.consumers[producer.result.name]) == 1
         # A view in between, which the model's own transposes are, would have to be one kernel with them.
-        if data.info.axes == producer.result.axes:
-            found.add((producer.name, op.name))
+        if is_between and data.info.axes == producer.result.axes:
+            found.append((first, node))
     return found
 
 
@@ -122,38 +126,25 @@ def _is_plain(op: OpNode) -> bool:
 
 
 def pairs_of(plan: LayoutPlan, graph: LayoutGraph, nodes: Sequence[KernelNode]) -> list[PairWork]:
-    """The pairs that a plan may have, equal ones together, in the order of the plan."""
-    by_last = {node.members[-1]: node for node in nodes}
-    by_root = {node.root: node for node in nodes}
+    """The pairs that a plan may have, equal ones together, in program order."""
     ops = {op.id: op for op in plan.ops}
     found: dict[str, PairWork] = {}
-    for last, root in sorted(join_candidates(graph)):
-        if last not in by_last or root not in by_root:
+    for kernels in join_candidates(graph, nodes):
+        one, two = (graph.by_name[kernel.root].id for kernel in kernels)
+        first, second = _half(kernels[0], ops.get(one)), _half(kernels[1], ops.get(two))
+        if first is None or second is None or first.choice.out != second.choice.data:
             continue
-        one, two = graph.by_name[by_last[last].root], graph.by_name[root]
-        first, second = _half(by_last[last], ops.get(one.id)), _half(by_root[root], ops.get(two.id))
-        if first is None or second is None or one.kind != "conv2d_depthwise":
-            continue
-        if first.choice.out != second.choice.data or not all(_channels_innermost(h) for h in (first, second)):
-            continue
-        work = PairWork(first, second, ((one.id, two.id),))
-        known = found.get(work.key)
-        found[work.key] = work if known is None else replace(known, ops=(*known.ops, *work.ops))
-    order = {op.id: i for i, op in enumerate(plan.ops)}
-    return sorted(
-        (replace(w, ops=tuple(sorted(w.ops, key=lambda pair: order[pair[0]]))) for w in found.values()),
-        key=lambda work: order[work.ops[0][0]],
-    )
+        if all(half.choice.out.axes[-1].letter.upper() == "C" for half in (first, second)):
+            work = PairWork(first, second, ((one, two),))
+            known = found.get(work.key)
+            found[work.key] = work if known is None else replace(known, ops=(*known.ops, *work.ops))
+    return list(found.values())
 
 
 def _half(node: KernelNode, op: PlanOp | None) -> Half | None:
     if op is None or op.choice is None or op.choice.algorithm != DIRECT:
         return None
     return Half(node.workload, op.choice, op.schedule)
-
-
-def _channels_innermost(half: Half) -> bool:
-    return half.choice.out.axes[-1].letter.upper() == "C"
 
 
 def chosen(works: Sequence[PairWork], times: Mapping[str, PairTimes]) -> tuple[PlanFusion, ...]:

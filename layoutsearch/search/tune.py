@@ -266,6 +266,11 @@ class _Run:
 
 
 def _note(plan: LayoutPlan, is_uncontested: bool) -> str:
+    pairs = f"; {len(plan.fusions)} pairs of kernels are one kernel each" if plan.fusions else ""
+    return _verdict(plan, is_uncontested) + pairs
+
+
+def _verdict(plan: LayoutPlan, is_uncontested: bool) -> str:
     validation = plan.validation
     if validation["accepted"]:
         low, high = validation["speedup_ci"]
