@@ -29,7 +29,7 @@ from layoutsearch.model.canonicalize import canonicalize
 from layoutsearch.model.fingerprint import fingerprint
 from layoutsearch.model.load import LoadedModel, load
 from layoutsearch.plan.apply import target_json
-from layoutsearch.schedule import metaschedule
+from layoutsearch.schedule import metaschedule, pair
 from layoutsearch.schedule.value import TEMPLATES
 from layoutsearch.search.jobs import file_stamp
 from layoutsearch.search.numerics import Errors, algorithm_errors, within
@@ -173,8 +173,8 @@ def candidates_of(
 
 def template_versions() -> str:
     """Versions of all schedule templates and of the way kernels are timed: records made with others are not used."""
-    # A trace is the same kernel whatever the templates do.
-    own = {name: spec for name, spec in TEMPLATES.items() if name != metaschedule.NAME}
+    # A trace is the same kernel whatever the templates do; pairs of kernels are recorded apart.
+    own = {name: spec for name, spec in TEMPLATES.items() if name not in (metaschedule.NAME, pair.NAME)}
     versions = {name: f"{name}{spec.version}.{spec.revision}".removesuffix(".0") for name, spec in own.items()}
     return ",".join(versions[name] for name in sorted(versions)) + f" {PROTOCOL} warm{WARMUP}"
 

@@ -27,6 +27,7 @@ from layoutsearch.search.export import Bound, PlanContext
 from layoutsearch.search.final_costs import final_costs
 from layoutsearch.search.finals import WholeTimes
 from layoutsearch.search.gap import CONFIDENCE, SearchState
+from layoutsearch.search.joining import Joining
 from layoutsearch.search.known import Request
 from layoutsearch.search.labs import DeviceSource, Labs, LabSource, Workplace
 from layoutsearch.search.lazy import LazySearch
@@ -141,8 +142,13 @@ class _Run:
         machine = Machine.of(profile, target)
         pool = Pool(context, setup.skeleton, setup.layouts, lab, self.budget, self.reporter)
         times = WholeTimes(self.store, labs.context, setup.fingerprint, labs.whole.weights)
+        joining = None
+        if labs.pairs is not None:
+            joining = Joining(
+                labs.pairs, setup.graph, setup.skeleton.nodes, labs.whole, times, self.budget, self.reporter
+            )
         self.decision = Decision(
-            pool, lab, labs.whole, times, learned.correction(), machine, self.out, self.budget, self.reporter
+            pool, lab, labs.whole, times, learned.correction(), machine, self.out, self.budget, self.reporter, joining
         )
         if not setup.graph.anchors:
             return self._nothing_to_choose()
@@ -241,7 +247,7 @@ class _Run:
         plan = self.decision.first_plan()
         # Building and timing the finalists takes several times what the first plan took; but without a search there is
         # nothing to build, so half of what is left is for that at least.
-        wanted = _TIMING_S + 3.0 * (time.monotonic() - started - self.labs.whole.once_s)
+        wanted = _TIMING_S + 3.0 * (time.monotonic() - started - self.labs.whole.once_s) + self.decision.pairs_s
         return plan, min(wanted, self.budget.left_s / 2)
 
     def _first_layout(self, lanes: int) -> Layout:
@@ -273,6 +279,11 @@ class _Run:
 
 
 def _note(plan: LayoutPlan, is_uncontested: bool) -> str:
+    pairs = f"; {len(plan.fusions)} pairs of kernels are one kernel each" if plan.fusions else ""
+    return _verdict(plan, is_uncontested) + pairs
+
+
+def _verdict(plan: LayoutPlan, is_uncontested: bool) -> str:
     validation = plan.validation
     if validation["accepted"]:
         low, high = validation["speedup_ci"]
