@@ -9,7 +9,8 @@ import click
 
 from layoutsearch.layout.desired import parse_desired
 from layoutsearch.plan.plan import LayoutPlan
-from layoutsearch.search.plan_costs import EARLY, PREDICTED, Cost, PlanCosts, costs_path
+from layoutsearch.search.costs_file import costs_path, load_costs
+from layoutsearch.search.plan_costs import EARLY, PREDICTED, Cost
 from layoutsearch.search.what_if import OPTION, TransformChange, WhatIf, what_if
 
 # Part by which two sums of the same times may differ.
@@ -24,12 +25,14 @@ def show_what_if(plan_path: str, pins: Sequence[str], costs: str | None, as_json
     """
     wanted = parse_desired(pins, OPTION)
     plan = LayoutPlan.load(plan_path)
-    found = what_if(plan, PlanCosts.load(costs or costs_path(plan_path)), wanted)
+    found = what_if(plan, load_costs(costs or costs_path(plan_path)), wanted)
     if as_json:
         click.echo(json.dumps(found.to_json()))
         return
     for line in _lines(found):
         click.echo(line)
+    if plan.fusions:
+        click.echo(f"{len(plan.fusions)} pairs of kernels that the plan runs as one each are counted as two")
     said = plan.objective["predicted_us"]
     if said is not None and abs(said - found.before_us) > _ROUNDING * found.before_us:
         click.echo(f"plan.json predicts {said:.1f} us for the plan: what was not measured yet counts least there")

@@ -11,16 +11,15 @@ separated by commas. Without a kernel, the search may take any kernel layout and
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from layoutsearch.errors import SpaceError
-from layoutsearch.layout.candidate import ALGORITHMS, DIRECT, Candidate
+from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.kinds import Role
-from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.matching import named
+from layoutsearch.layout.patterns import admits, as_pattern, check_value, sides
 
 OPTION = "--desired-layout"
 DEFAULT = "default"
@@ -79,20 +78,16 @@ class Desired:
     @property
     def patterns(self) -> tuple[str, ...]:
         """The alternatives as patterns of a search space."""
-        return tuple(_pattern(value) for value in self.values)
+        return tuple(as_pattern(value) for value in self.values)
 
     @property
     def sides(self) -> list[tuple[str, str]]:
         """Data and out layout of each alternative."""
-        found = []
-        for pattern in self.patterns:
-            data, _, out = re.split("[:@]", pattern)[0].partition("->")
-            found.append((data, out or data))
-        return found
+        return [sides(pattern) for pattern in self.patterns]
 
     def admits(self, candidate: Candidate) -> bool:
         """Whether a candidate is as one of the alternatives says; what that leaves open may be anything."""
-        return any(_admits(pattern, candidate) for pattern in self.patterns)
+        return any(admits(pattern, candidate) for pattern in self.patterns)
 
     def rank(self, op: Operator) -> int:
         """How specific the key is about `op`: 5 for its id or name, 1 for `default`, 0 where it is not meant."""
@@ -128,7 +123,10 @@ def parse_desired(given: DesiredLayouts | None, option: str = OPTION) -> tuple[D
         text = value if isinstance(value, str) else ":".join(value)
         desired = Desired(_key(key), tuple(part.strip() for part in text.split(",")), option)
         for part in desired.values:
-            _check(part, desired)
+            try:
+                check_value(part)
+            except ValueError as error:
+                raise SpaceError(f"{desired}: {error}") from None
         other = found.setdefault(desired.key, desired)
         if set(other.values) != set(desired.values):
             raise SpaceError(f"{other} and {desired} contradict each other; leave one away")
@@ -208,45 +206,3 @@ def _key(text: str) -> str:
     key = text.strip().removeprefix("relax.")
     bare = key.removeprefix("nn.")
     return bare if bare in _KINDS else key
-
-
-def _pattern(value: str) -> str:
-    """A value as `DATA->OUT:KERNEL@ALGORITHM`; `default` leaves a part open, as it does in TVM."""
-    layouts, at, algorithm = value.partition("@")
-    if "->" in layouts:
-        return value
-    data, *rest = layouts.split(":")
-    kernel, out = ([part if part != DEFAULT else "" for part in rest] + ["", ""])[:2]
-    text = f"{data}->{out}" if out else data
-    return text + (f":{kernel}" if kernel else "") + at + algorithm
-
-
-def _admits(pattern: str, candidate: Candidate) -> bool:
-    named, _, algorithm = pattern.partition("@")
-    layouts, colon, kernel = named.partition(":")
-    data, _, out = layouts.partition("->")
-    if not (_matches(data, candidate.data) and _matches(out or data, candidate.out)):
-        return False
-    if not (colon or algorithm):
-        return True
-    has_kernel = candidate.kernel is None or not colon or _matches(kernel, candidate.kernel)
-    return has_kernel and candidate.algorithm == (algorithm or DIRECT)
-
-
-def _matches(pattern: str, layout: Layout) -> bool:
-    return re.fullmatch(re.sub(r"\{[biok]\}", r"\\d+", pattern), layout.name) is not None
-
-
-def _check(value: str, desired: Desired) -> None:
-    layouts, _, algorithm = value.partition("@")
-    parts = re.split("->|:", layouts)
-    if not 1 <= len(parts) <= 3 or layouts.count("->") > 1:
-        raise SpaceError(f"{desired}: {value!r} is not DATA, DATA:KERNEL or DATA:KERNEL:OUT")
-    for index, part in enumerate(parts):
-        try:
-            if not (index and part == DEFAULT):
-                Layout(re.sub(r"\{[biok]\}", "4", part))
-        except ValueError as error:
-            raise SpaceError(f"{desired}: {error}") from None
-    if algorithm and algorithm not in ALGORITHMS:
-        raise SpaceError(f"{desired}: {algorithm!r} is not an algorithm; known are {', '.join(ALGORITHMS)}")

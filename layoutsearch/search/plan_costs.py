@@ -1,21 +1,11 @@
-"""The costs that a run ended with, beside its plan: what a change of it would cost can then be asked without a device.
-
-`plan.costs.jsonl.gz` has one JSON object a line: a header, every kernel with its candidates, and every tensor between
-kernels with its transforms. Times are in microseconds, `null` for what does not run; each is measured or predicted.
-"""
+"""The costs that a run ended with, beside its plan: what a change would cost can then be asked without a device."""
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
-import os
-import tempfile
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from layoutsearch.errors import LayoutSearchError
@@ -23,7 +13,6 @@ from layoutsearch.layout.kinds import Role
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.search.problem import LayoutProblem, Node, Tensor, Use
 
-SCHEMA = "layoutsearch.costs/1"
 MEASURED, EARLY, PREDICTED = "measured", "measured early", "predicted"
 
 
@@ -113,7 +102,7 @@ class PlanCosts:
         nodes = tuple(Node(n.members[0].id, tuple(c.us for c in n.costs)) for n in self.nodes)
         return LayoutProblem(nodes, tuple(_tensor(t) for t in self.tensors))
 
-    def check(self, plan: LayoutPlan, source: str = "the file of costs") -> None:
+    def check(self, plan: LayoutPlan) -> None:
         """Raise CostsError unless the costs are of the plan's model, target and device."""
         device = {key: plan.device[key] for key in ("key", "cpu", "threads")}
         for what, have, wanted in (
@@ -122,59 +111,7 @@ class PlanCosts:
             ("device", dict(self.device), device),
         ):
             if have != wanted:
-                raise CostsError(f"{source} is of another {what} than the plan; {_remedy(source)}")
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file, replacing an older one atomically.
-
-        Raises:
-            CostsError: it cannot be written.
-        """
-        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in _lines(self))
-        target, temporary = Path(path), None
-        try:
-            handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-            with os.fdopen(handle, "wb") as file:
-                file.write(gzip.compress(text.encode("utf-8"), mtime=0))
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, target)
-        except OSError as error:
-            if temporary is not None:
-                Path(temporary).unlink(missing_ok=True)
-            raise CostsError(f"cannot write {target}: {error.strerror}; free some space") from None
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> PlanCosts:
-        """Read the file.
-
-        Raises:
-            CostsError: it is missing, damaged, or of another version.
-        """
-        try:
-            text = gzip.decompress(Path(path).read_bytes()).decode("utf-8")
-            header, *lines = (json.loads(line) for line in text.splitlines())
-            if header["schema"] != SCHEMA:
-                raise CostsError(
-                    f"{path} has schema {header['schema']!r}, this version reads {SCHEMA!r}; {_remedy(path)}"
-                )
-            found = _read(header, lines)
-            found.problem  # noqa: B018 - checks that all belongs together
-        except OSError as error:
-            raise CostsError(f"cannot read {path}: {error.strerror or error}; {_remedy(path)}") from None
-        except (EOFError, zlib.error, LookupError, TypeError, ValueError, AttributeError) as error:
-            raise CostsError(f"{path} is damaged ({type(error).__name__}); {_remedy(path)}") from None
-        return found
-
-
-def costs_path(plan: str | os.PathLike[str]) -> Path:
-    """Where the costs of a plan lie: `plan.costs.jsonl.gz` beside `plan.json`."""
-    path = Path(plan)
-    return path.with_name(f"{path.stem}.costs.jsonl.gz")
-
-
-def _remedy(path: object) -> str:
-    folder = Path(str(path)).parent
-    return f"`layoutsearch tune MODEL --out {folder}` writes it at its end, from the records that are there"
+                raise CostsError(f"the costs are of another {what} than the plan; give --costs FILE of its run")
 
 
 def _tensor(tensor: CostTensor) -> Tensor:
@@ -184,68 +121,3 @@ def _tensor(tensor: CostTensor) -> Tensor:
         matrix[source][target] = cost.us
     uses = tuple(Use(node, wanted) for node, wanted in tensor.uses)
     return Tensor(tensor.id, tensor.producer, tensor.made, uses, tuple(map(tuple, matrix)))
-
-
-def _lines(costs: PlanCosts) -> Iterator[dict[str, Any]]:
-    yield {
-        "schema": SCHEMA,
-        "fingerprint": costs.fingerprint,
-        "target": dict(costs.target),
-        "device": dict(costs.device),
-        "predicted_by": costs.predicted_by,
-    }
-    for node in costs.nodes:
-        yield {
-            "kernel": node.members[0].id,
-            "members": [asdict(member) for member in node.members],
-            "candidates": {c: _cost_json(us) for c, us in zip(node.choices, node.costs, strict=True)},
-        }
-    for tensor in costs.tensors:
-        yield {
-            "tensor": tensor.id,
-            "layouts": list(tensor.layouts),
-            "producer": tensor.producer,
-            "made": list(tensor.made),
-            "uses": [[node, list(wanted)] for node, wanted in tensor.uses],
-            "transforms": [[source, target, _cost_json(cost)] for (source, target), cost in tensor.moves.items()],
-        }
-
-
-def _cost_json(cost: Cost) -> list[Any]:
-    us = round(cost.us, 4) if math.isfinite(cost.us) else None
-    return [us, cost.basis, *(round(x, 3) for x in cost.between or ())]
-
-
-def _read(header: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> PlanCosts:
-    nodes = [line for line in lines if "kernel" in line]
-    tensors = [line for line in lines if "tensor" in line]
-    return PlanCosts(
-        header["fingerprint"],
-        header["target"],
-        header["device"],
-        header["predicted_by"],
-        tuple(
-            CostNode(
-                tuple(CostOp(**{**member, "role": Role(member["role"])}) for member in line["members"]),
-                tuple(line["candidates"]),
-                tuple(_cost(value) for value in line["candidates"].values()),
-            )
-            for line in nodes
-        ),
-        tuple(
-            CostTensor(
-                line["tensor"],
-                tuple(line["layouts"]),
-                line["producer"],
-                tuple(line["made"]),
-                tuple((node, tuple(wanted)) for node, wanted in line["uses"]),
-                {(source, target): _cost(value) for source, target, value in line["transforms"]},
-            )
-            for line in tensors
-        ),
-    )
-
-
-def _cost(value: Sequence[Any]) -> Cost:
-    us, basis, *between = value
-    return Cost(math.inf if us is None else float(us), str(basis), (between[0], between[1]) if between else None)

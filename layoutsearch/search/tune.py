@@ -22,6 +22,7 @@ from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.schedule.target import TargetInfo
 from layoutsearch.search.budget import Budget
 from layoutsearch.search.campaign import Campaign
+from layoutsearch.search.costs_file import costs_path, save_costs
 from layoutsearch.search.decide import Decision
 from layoutsearch.search.export import Bound, PlanContext
 from layoutsearch.search.final_costs import final_costs
@@ -34,7 +35,7 @@ from layoutsearch.search.lazy import LazySearch
 from layoutsearch.search.learned import Learned
 from layoutsearch.search.numerics import check_limit
 from layoutsearch.search.options import TuneOptions, TuneResult
-from layoutsearch.search.plan_costs import CostsError, costs_path
+from layoutsearch.search.plan_costs import CostsError
 from layoutsearch.search.pool import Pool
 from layoutsearch.search.problem import NoAssignmentError
 from layoutsearch.search.reporter import NoteKeeper, Reporter, Silent
@@ -205,14 +206,18 @@ class _Run:
             raise LayoutSearchError(f"no plan could be validated: {why}; {kept}")
         if best is not None:
             try:
-                final_costs(context, setup.skeleton, lab, search.beliefs).save(costs_path(self.decision.path))
+                costs = final_costs(context, setup.skeleton, lab, search.beliefs)
+                save_costs(costs, costs_path(self.decision.path))
             except CostsError as error:
                 # The plan is there; only questions about it will have no answer.
                 self.reporter.note(str(error))
         self.run_file.finish(self.budget.interrupted)
-        return self._result(
-            best, _note(best, self.decision.is_uncontested) if best else f"stopped before a plan was validated; {kept}"
-        )
+        if best is None:
+            return self._result(None, f"stopped before a plan was validated; {kept}")
+        verdict = _verdict(best, self.decision.is_uncontested, bool(setup.pins))
+        if setup.pins and not setup.assignments.parameters:
+            verdict = f"the rules leave one assignment, which the plan is; {len(best.transforms)} transforms"
+        return self._result(best, verdict + _pairs(best))
 
     def _explored(self, campaign: Campaign, search: LazySearch, reserve_s: float) -> SearchState | None:
         """Where the search ends; None if some kernel has nothing that runs, which the decision explains."""
@@ -278,13 +283,14 @@ class _Run:
         return self._result(plan, note)
 
 
-def _note(plan: LayoutPlan, is_uncontested: bool) -> str:
-    pairs = f"; {len(plan.fusions)} pairs of kernels are one kernel each" if plan.fusions else ""
-    return _verdict(plan, is_uncontested) + pairs
+def _pairs(plan: LayoutPlan) -> str:
+    return f"; {len(plan.fusions)} pairs of kernels are one kernel each" if plan.fusions else ""
 
 
-def _verdict(plan: LayoutPlan, is_uncontested: bool) -> str:
+def _verdict(plan: LayoutPlan, is_uncontested: bool, has_pins: bool) -> str:
     validation = plan.validation
+    # A uniform layout is then the nearest to it that the rules allow.
+    as_allowed = ", as near as the rules allow" if has_pins else ""
     if validation["accepted"]:
         low, high = validation["speedup_ci"]
         return (
@@ -296,4 +302,4 @@ def _verdict(plan: LayoutPlan, is_uncontested: bool) -> str:
             f"there was no time to compare anything with {validation['baseline']}, which the plan is; "
             "give a longer --time-budget"
         )
-    return f"nothing beat {validation['baseline']}; the plan is that baseline"
+    return f"nothing beat {validation['baseline']}{as_allowed}; the plan is that baseline"

@@ -17,8 +17,9 @@ from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.replay.clock import SimulatedBudget
 from layoutsearch.replay.session import ReplaySource
 from layoutsearch.replay.table import Table
+from layoutsearch.search.costs_file import costs_path, load_costs, save_costs
 from layoutsearch.search.options import TuneOptions, TuneResult
-from layoutsearch.search.plan_costs import CostsError, PlanCosts, costs_path
+from layoutsearch.search.plan_costs import CostsError
 from layoutsearch.search.setup import ModelSetup, set_up
 from layoutsearch.search.tune import run_tune
 from layoutsearch.search.what_if import OPTION, WhatIf, what_if
@@ -70,7 +71,7 @@ def free(folder: Path, table: Table, home: object, tmp_path_factory: pytest.Temp
 
 
 def asked(plan: Path, *pins: str) -> WhatIf:
-    return what_if(LayoutPlan.load(plan), PlanCosts.load(costs_path(plan)), parse_desired(pins, OPTION))
+    return what_if(LayoutPlan.load(plan), load_costs(costs_path(plan)), parse_desired(pins, OPTION))
 
 
 def test_the_costs_beside_a_plan_are_those_it_was_predicted_with(free: Path) -> None:
@@ -98,7 +99,7 @@ def test_what_if_is_the_best_of_all_assignments_with_the_pins(
     free: Path, pins: list[str], wanted: dict[str, str]
 ) -> None:
     """By brute force, and its parts add up."""
-    costs, found = PlanCosts.load(costs_path(free)), asked(free, *pins)
+    costs, found = load_costs(costs_path(free)), asked(free, *pins)
     kernel = {member.name: i for i, node in enumerate(costs.nodes) for member in node.members}
     outs = [[text.split(",")[-1] for text in node.choices] for node in costs.nodes]
     totals = [
@@ -134,6 +135,7 @@ def test_rules_that_leave_one_assignment(folder: Path, table: Table, home: objec
     result = run(folder, pinned_table(folder, table, "nn.conv2d=NCHW8c"), tmp_path, "nn.conv2d=NCHW8c")
     assert result.plan is not None
     assert {str(op.choice) for op in result.plan.ops if op.kind.startswith("conv2d")} == {PACKED}
+    assert result.note == f"the rules leave one assignment, which the plan is; {len(result.plan.transforms)} transforms"
 
 
 def test_a_plan_of_an_earlier_run_does_not_go_round_the_rules(
@@ -192,7 +194,7 @@ def test_pins_that_cannot_be(free: Path, pins: list[str], message: str) -> None:
 
 
 def test_what_failed_cannot_be_pinned(free: Path) -> None:
-    costs = PlanCosts.load(costs_path(free))
+    costs = load_costs(costs_path(free))
     node = costs.nodes[2]
     bad = tuple(
         replace(c, us=math.inf) if text == PACKED else c for text, c in zip(node.choices, node.costs, strict=True)
@@ -204,9 +206,9 @@ def test_what_failed_cannot_be_pinned(free: Path) -> None:
 
 
 def test_costs_survive_the_file(free: Path, tmp_path: Path) -> None:
-    costs = PlanCosts.load(costs_path(free))
-    costs.save(tmp_path / "again.costs.jsonl.gz")
-    assert PlanCosts.load(tmp_path / "again.costs.jsonl.gz") == costs
+    costs = load_costs(costs_path(free))
+    save_costs(costs, tmp_path / "again.costs.jsonl.gz")
+    assert load_costs(tmp_path / "again.costs.jsonl.gz") == costs
     assert (tmp_path / "again.costs.jsonl.gz").read_bytes() == costs_path(free).read_bytes()
 
 
@@ -219,10 +221,10 @@ def test_costs_that_cannot_be_used(free: Path, tmp_path: Path) -> None:
     ):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(CostsError, match=f"(?:{message}).*layoutsearch tune MODEL --out") as caught:
-            PlanCosts.load(tmp_path / name)
+            load_costs(tmp_path / name)
         assert "\n" not in str(caught.value)
     plan = LayoutPlan.load(free)
-    costs = PlanCosts.load(costs_path(free))
+    costs = load_costs(costs_path(free))
     with pytest.raises(CostsError, match="another model than the plan"):
         what_if(plan, replace(costs, fingerprint="0"), ())
     with pytest.raises(CostsError, match="another device than the plan"):
@@ -246,9 +248,7 @@ def test_explain_pin(free: Path, tmp_path: Path, capfd: Capture) -> None:
     for change in found.kernels:
         assert f"{change.id}: {change.before} to {change.after}" in out
     code, out, err = call(capfd, "explain", free, "--json")
-    assert {k["id"] for k in last_json(out)["kernels"]} == {
-        n.members[0].id for n in PlanCosts.load(costs_path(free)).nodes
-    }
+    assert {k["id"] for k in last_json(out)["kernels"]} == {n.members[0].id for n in load_costs(costs_path(free)).nodes}
     alone = tmp_path / "plan.json"
     LayoutPlan.load(free).save(alone)
     line = refused(capfd, "explain", alone, "--pin", PIN)
