@@ -27,7 +27,10 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """The object that `explain --json` prints: every kernel, and lines about the whole."""
-        kernels = [{**row.op.to_json(), "fused": row.fused, "transforms": list(row.transforms)} for row in self.rows]
+        kernels = [
+            {**row.op.to_json(), "fused": row.fused, "transforms": list(row.transforms), "joined": row.joined}
+            for row in self.rows
+        ]
         return {"kernels": kernels, "summary": list(self.summary)}
 
 
