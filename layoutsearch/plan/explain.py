@@ -74,8 +74,10 @@ def _summary(plan: LayoutPlan, loose: list[str]) -> list[str]:
         f"kernels {kernels:.0f} us, {len(plan.transforms)} transforms {transforms:.0f} us (each alone)",
     ]
     if plan.fusions:
-        saved = sum((f.apart_us or 0.0) - (f.measured_us or 0.0) for f in plan.fusions)
-        lines.append(f"{len(plan.fusions)} pairs of kernels are one kernel each, which saves {saved:.0f} us of that")
+        known = [f for f in plan.fusions if f.measured_us is not None and f.apart_us is not None]
+        saved = sum((f.apart_us or 0.0) - (f.measured_us or 0.0) for f in known)
+        gain = f", which saves {saved:.0f} us of that" if known else ""
+        lines.append(f"{len(plan.fusions)} pairs of kernels are one kernel each{gain}")
     lines += [f"model input {text}" for text in loose]
     v = plan.validation
     if v["baseline_us"] and v["plan_us"]:

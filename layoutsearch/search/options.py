@@ -62,6 +62,7 @@ class TuneResult:
             "predicted_us": plan.objective["predicted_us"] if plan else None,
             "transforms": len(plan.transforms) if plan else None,
             "ops": len(plan.ops) if plan else None,
+            "pairs": len(plan.fusions) if plan else None,
             "accepted": bool(validation.get("accepted", False)),
             "seconds": round(self.seconds, 1),
             "kernels_measured": self.kernels_measured,

@@ -494,6 +494,7 @@ def test_a_model_without_pairs(tmp_path: Path, store: RecordStore) -> None:
     assert made.wanted_s == 0.0
 
 
+@pytest.mark.slow
 def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What ships has the pairs, says so, and a run that follows has nothing to measure. Every pair is called faster."""
     monkeypatch.setattr(pairs, "_LEAST_GAIN", -1e3)
