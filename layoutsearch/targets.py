@@ -72,7 +72,7 @@ def local_architecture() -> str:
 
 def runs_here(target: tvm.target.Target) -> bool:
     """Whether this machine's CPU could run code for `target`."""
-    return architecture(target) in ("", local_architecture())
+    return target.kind.name == "llvm" and architecture(target) == local_architecture()
 
 
 def default_threads() -> int:
