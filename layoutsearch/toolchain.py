@@ -45,7 +45,7 @@ def linker(target: tvm.target.Target) -> Callable[[str, Sequence[str], Sequence[
     Raises:
         ToolchainError: there is no compiler, or none for a foreign target.
     """
-    triple = str(target.attrs.get("mtriple", "") or "")
+    triple = str((target.host or target).attrs.get("mtriple", "") or "")
     if triple and not _is_native(triple):
         given = os.environ.get("LAYOUTSEARCH_CXX")
         if given and not shutil.which(given):

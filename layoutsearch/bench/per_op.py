@@ -11,7 +11,7 @@ from pathlib import Path
 import tvm
 
 from layoutsearch.bench.compare import spread
-from layoutsearch.bench.model import BUILD_S, plan_job
+from layoutsearch.bench.model import BUILD_S, check_runs_here, plan_job
 from layoutsearch.cost.bounds import Bounds, Roof
 from layoutsearch.cost.touched import extra_weight_bytes
 from layoutsearch.errors import LayoutSearchError
@@ -149,6 +149,7 @@ def bench_per_op(
         RunFailed: the plan does not build or run.
     """
     plan = LayoutPlan.load(plan_path)
+    check_runs_here(str(plan_path), plan)
     loaded = load_for(model, plan)
     count = threads or plan.threads
     path = str(Path(model).resolve())

@@ -16,6 +16,7 @@ from rich.console import Console
 from layoutsearch.cli.bench import bench
 from layoutsearch.cli.device import device
 from layoutsearch.cli.options import desired_layout_option
+from layoutsearch.cli.plan import plan_command
 from layoutsearch.cli.space import space
 from layoutsearch.errors import LayoutSearchError
 
@@ -250,6 +251,7 @@ def explain(plan_path: str, everything: bool, pins: tuple[str, ...], costs: str 
 cli.add_command(bench)
 cli.add_command(device)
 cli.add_command(space)
+cli.add_command(plan_command)
 
 
 def main() -> None:

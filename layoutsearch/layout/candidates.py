@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from layoutsearch.errors import SpaceError
 from layoutsearch.layout import kinds
@@ -14,6 +14,7 @@ from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.matching import channels_of
 from layoutsearch.layout.rules import initial_candidate, why_illegal
+from layoutsearch.layout.scopes import GLOBAL
 from layoutsearch.layout.space import Rule, SearchSpace
 
 # A channel count that no block divides still packs by the largest common divisor, if that is worth a vector...
@@ -30,6 +31,8 @@ class OpSpace:
         candidates: at least one.
         refused: what the rule proposed in vain, and what is pinned away or forbidden: text and reason.
         pinned: what pins the operator, in words; empty where it is free.
+        scopes: memory scopes that the rule names for the result; where it names none, an operator that is fused behind
+            another takes that one's.
     """
 
     op: str
@@ -37,6 +40,13 @@ class OpSpace:
     candidates: tuple[Candidate, ...]
     refused: tuple[tuple[str, str], ...]
     pinned: str = ""
+    scopes: tuple[str, ...] = ()
+
+    def allows(self, follower: Candidate, *, in_any_scope: bool = False) -> bool:
+        """Whether the operator may be fused behind one whose result is as `follower` says."""
+        if self.scopes and follower.scope not in self.scopes and not in_any_scope:
+            return False
+        return any(c.in_buffers == follower.in_buffers for c in self.candidates)
 
 
 def enumerate_candidates(graph: LayoutGraph, space: SearchSpace) -> dict[str, OpSpace]:
@@ -58,24 +68,26 @@ def _op_space(op: OpNode, rules: Sequence[Rule], space: SearchSpace) -> OpSpace:
     blocks = rule.blocks or space.blocks
     found: dict[Candidate, None] = {}
     refused: list[tuple[str, str]] = []
-    for text, candidate in _proposals(op, rule, blocks, space.source):
-        reason = why_not(op, candidate)
-        if reason is None:
-            found.setdefault(candidate)
-        else:
-            refused.append((text, reason))
+    for text, proposed in _proposals(op, rule, blocks, space.source):
+        for candidate in _in_scopes(proposed, rule):
+            reason = why_not(op, candidate)
+            if reason is None:
+                found.setdefault(candidate)
+            else:
+                refused.append((str(candidate) if candidate.has_textures else text, reason))
     why = "; ".join(f"{text}: {reason}" for text, reason in refused[:3])
     why = why or ("everything is forbidden" if found else "no block of it divides the channels")
     # What is flexible can always stay as it is.
-    stays = [initial_candidate(op)] if op.role is Role.FLEXIBLE and not rule.pin else []
+    may_stay = op.role is Role.FLEXIBLE and not rule.pin and (GLOBAL in rule.scope or not rule.scope)
+    stays = [initial_candidate(op)] if may_stay else []
     banned = set(forbidden(op, rule, blocks, space.source))
-    refused += [(str(c), f"forbidden by {rule}") for c in found if c in banned and c not in stays]
-    found = {c: None for c in found if c not in banned}
+    refused += [(str(c), f"forbidden by {rule}") for c in found if c.in_buffers in banned and c not in stays]
+    found = {c: None for c in found if c.in_buffers not in banned}
     for candidate in stays:
         found.setdefault(candidate)
     if not found:
         raise SpaceError(f"{space.source}: {rule} leaves no candidate for {op.id}: {why}")
-    return OpSpace(op.name, rule.name, tuple(found), tuple(refused), str(rule) if rule.pin else "")
+    return OpSpace(op.name, rule.name, tuple(found), tuple(refused), str(rule) if rule.pin else "", rule.scope)
 
 
 def forbidden(op: OpNode, rule: Rule, blocks: Sequence[int], source: str) -> list[Candidate]:
@@ -85,13 +97,25 @@ def forbidden(op: OpNode, rule: Rule, blocks: Sequence[int], source: str) -> lis
 
 def why_not(op: OpNode, candidate: Candidate) -> str | None:
     """Why `op` of this model cannot run as `candidate`; None when it can."""
-    return why_illegal(op, candidate) or _why_no_algorithm(op, candidate)
+    return why_illegal(op, candidate) or _why_no_constant(op, candidate)
 
 
-def _why_no_algorithm(op: OpNode, candidate: Candidate) -> str | None:
-    """Weights have to be known to be transformed beforehand."""
-    if candidate.winograd and op.operands[1].tensor is not None:
+def _in_scopes(proposed: Candidate, rule: Rule) -> Iterator[Candidate]:
+    """The candidate in every memory scope that the rule names, in its order."""
+    weights = rule.weight_scope if proposed.kernel is not None else ()
+    for scope in rule.scope or (GLOBAL,):
+        for weight_scope in weights or (GLOBAL,):
+            yield replace(proposed, scope=scope, weight_scope=weight_scope)
+
+
+def _why_no_constant(op: OpNode, candidate: Candidate) -> str | None:
+    """Weights have to be known to be transformed, or put into textures, beforehand."""
+    if op.op not in kinds.CONVOLUTIONS or op.operands[1].tensor is None:
+        return None
+    if candidate.winograd:
         return f"{candidate.algorithm} needs constant weights"
+    if candidate.weight_scope != GLOBAL:
+        return f"{candidate.weight_scope} needs constant weights"
     return None
 
 

@@ -13,6 +13,7 @@ from layoutsearch.layout.candidate import DIRECT, Assignment, Candidate
 from layoutsearch.layout.graph import LayoutGraph, OpNode, TensorInfo, conv_info
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
+from layoutsearch.layout.scopes import GLOBAL, why_no_scope
 
 
 def initial_candidate(op: OpNode) -> Candidate:
@@ -68,6 +69,32 @@ def why_illegal(op: OpNode, choice: Candidate) -> str | None:
     """Why `op` cannot run as `choice`, or None when it can."""
     if op.role is Role.FROZEN:
         return f"{op.op} is frozen: {op.why_frozen or 'it has no layout inference'}"
+    return _why_no_layouts(op, choice) or _why_no_scopes(op, choice)
+
+
+def _why_no_scopes(op: OpNode, choice: Candidate) -> str | None:
+    """In which memory the result and the weights cannot be."""
+    if not choice.has_textures:
+        return None
+    if choice.winograd:
+        return f"{choice.algorithm} runs in buffers only"
+    tensors = [
+        (choice.scope, layout, info) for layout, info in zip(result_layouts(op, choice), op.results, strict=True)
+    ]
+    if choice.scope != GLOBAL and len(tensors) != 1:
+        return f"{op.op} has {len(tensors)} results, which are buffers"
+    if choice.weight_scope != GLOBAL and choice.kernel is None:
+        return f"{op.op} has no weights"
+    if choice.kernel is not None:
+        tensors.append((choice.weight_scope, choice.kernel, op.operands[1].info))
+    for scope, layout, info in tensors:
+        reason = why_no_scope(scope, layout, info.shape, info.axes, info.dtype) if layout is not None else None
+        if reason is not None:
+            return reason
+    return None
+
+
+def _why_no_layouts(op: OpNode, choice: Candidate) -> str | None:
     if op.op in kinds.CONVOLUTIONS:
         return _why_conv(op, choice)
     if choice.kernel is not None or choice.data != choice.out:
@@ -152,7 +179,7 @@ def _why_conv_blocks(op: OpNode, choice: Candidate) -> str | None:
             return f"a depthwise convolution has one block for data, kernel and result, not {choice}"
         return None
     # Weights beside unblocked data may be blocked all the same: a vector of output channels is then contiguous.
-    if (i > 1 and ki != i) or (o > 1 and ko != o):
+    if (i > 1 and ki not in (1, i)) or (o > 1 and ko != o):
         axes = "".join(a.letter for a in choice.kernel.axes if not a.is_inner)
         expected = axes + (f"{i}i" if i > 1 else "") + (f"{o}o" if o > 1 else "")
         return f"the kernel's blocks {ki}i{ko}o are not the data's {i} and the result's {o}, as in {expected}"

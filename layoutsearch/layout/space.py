@@ -16,6 +16,7 @@ import jsonschema
 from layoutsearch.errors import SpaceError
 from layoutsearch.layout.graph import LayoutGraph
 from layoutsearch.layout.matching import MATCH_SCHEMA, matching
+from layoutsearch.layout.scopes import SCOPES
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,6 +25,7 @@ else:
 
 _LAYOUTS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 _BLOCKS = {"type": "array", "items": {"type": "integer", "minimum": 2}, "minItems": 1}
+_SCOPES = {"anyOf": [{"enum": list(SCOPES)}, {"type": "array", "items": {"enum": list(SCOPES)}, "minItems": 1}]}
 _SCHEMA = {
     "type": "object",
     "required": ["target", "rule"],
@@ -57,6 +59,8 @@ _SCHEMA = {
                     "pin": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 4},
                     "forbid": _LAYOUTS,
                     "blocks": _BLOCKS,
+                    "scope": _SCOPES,
+                    "weight_scope": _SCOPES,
                 },
             },
         },
@@ -69,7 +73,8 @@ class Rule:
     """One rule.
 
     `layouts` and `forbid` are patterns such as `NCHW{i}c->NCHW{o}c` or `NHWC:HWOI16o@winograd4`, `pin` is one exact
-    candidate.
+    candidate. Each comes in every `scope` of the result and `weight_scope` of the weights that are named and can be; in
+    buffers where none is named.
     """
 
     name: str
@@ -78,6 +83,8 @@ class Rule:
     pin: tuple[str, ...] = ()
     forbid: tuple[str, ...] = ()
     blocks: tuple[int, ...] | None = None
+    scope: tuple[str, ...] = ()
+    weight_scope: tuple[str, ...] = ()
 
     def matches(self, graph: LayoutGraph) -> frozenset[str]:
         """Bound variables of the operators that the rule is about."""
@@ -138,12 +145,19 @@ def parse_space(text: str, source: str) -> SearchSpace:
                 pin=tuple(entry.get("pin", ())),
                 forbid=tuple(entry.get("forbid", ())),
                 blocks=tuple(entry["blocks"]) if "blocks" in entry else None,
+                scope=_scopes(entry, "scope"),
+                weight_scope=_scopes(entry, "weight_scope"),
             )
         )
     target = data["target"]
     return SearchSpace(
         source, tuple(target["blocks"]), tuple(rules), target["match"]["kind"], target["match"].get("feature")
     )
+
+
+def _scopes(entry: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    given = entry.get(key, ())
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def builtin_space(kind: str, has_feature: Callable[[str], bool]) -> SearchSpace:

@@ -19,8 +19,10 @@ from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.rules import initial_assignment, why_illegal
 from layoutsearch.materialize.convert import Materialized, materialize
 from layoutsearch.materialize.lower import Lowered, lower
+from layoutsearch.materialize.scopes import put_in_scopes, verify_scopes
 from layoutsearch.model.canonicalize import canonicalize
 from layoutsearch.model.fingerprint import fingerprint
+from layoutsearch.plan.opencl import gpu_passes
 from layoutsearch.plan.pairs import Join, join_pairs
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.plan.sequence import sequence_kernels
@@ -29,6 +31,7 @@ from layoutsearch.schedule.dispatch import apply as apply_schedule
 from layoutsearch.schedule.dispatch import default as default_schedule
 from layoutsearch.schedule.target import TargetInfo
 from layoutsearch.schedule.value import Schedule, ScheduleError
+from layoutsearch.targets import check_textures, has_feature
 
 # A pass is called through C++, which gives back an exception of its own unless it knows the class.
 for _error in (LayoutSearchError, ModelError, PlanError, MaterializeError, InfeasibleError, ScheduleError):
@@ -136,7 +139,14 @@ def apply_plan(module: tvm.IRModule, plan: LayoutPlan, target: tvm.target.Target
         if key not in listed:
             raise MaterializeError(f"a transform of {key[0]} from {key[1]} to {key[2]} is needed, the plan lists none")
     info = TargetInfo.from_target(target, plan.threads)
-    lowered, joins = join_pairs(lower(materialized.module, target), plan.fusions, graph, info)
+    lowered = lower(materialized.module, target)
+    check_textures("the plan", assignment.values(), target)
+    if has_feature(target, "texture"):
+        lowered = put_in_scopes(lowered, materialized.module, graph, assignment, target)
+        verify_scopes(lowered, graph, assignment)
+    if plan.fusions and info.isa == "opencl":
+        raise PlanError(f"the plan joins op {plan.fusions[0].first} with another, which only CPUs do; tune again")
+    lowered, joins = join_pairs(lowered, plan.fusions, graph, info)
     schedules = {by.name: op.schedule for op in plan.ops if op.schedule for by in graph.ops if by.id == op.id}
     scheduled, slow = schedule_kernels(lowered, schedules, info, ids)
     return Applied(scheduled, materialized, lowered, slow, graph, assignment, joins)
@@ -177,11 +187,12 @@ def schedule_kernels(
                     function = apply_schedule(function, schedule, target)
             except ScheduleError as error:
                 raise ScheduleError(f"op {(ids or {}).get(root, root)}: {error}") from None
-            reports = audit(function)
+            reports = [] if target.isa == "opencl" else audit(function)
             if reports:
                 slow[gv.name_hint] = reports
         functions[gv] = function
-    return tvm.IRModule(functions, attrs=lowered.module.attrs), slow
+    module = lowered.module
+    return tvm.IRModule(functions, attrs=module.attrs, global_infos=dict(module.global_infos)), slow
 
 
 def _sequence(marker: str) -> tvm.transform.Pass:
@@ -211,6 +222,10 @@ def _vm_passes(marker: str = "") -> list[tvm.transform.Pass]:
     ]
 
 
+def _passes_for(target: tvm.target.Target | None, marker: str = "") -> list[tvm.transform.Pass]:
+    return gpu_passes() if target is not None and target.kind.name == "opencl" else _vm_passes(marker)
+
+
 def ApplyPlan(plan: LayoutPlan) -> tvm.transform.Pass:
     """A TVM module pass: the imported Relax module in, scheduled kernels in the plan's layouts out.
 
@@ -224,21 +239,27 @@ def ApplyPlan(plan: LayoutPlan) -> tvm.transform.Pass:
     return apply
 
 
-def vm_pipeline(marker: str = "") -> tvm.transform.Pass:
-    """The rest of the compilation, for a module that is already scheduled; see `sequence_kernels` for `marker`."""
+def vm_pipeline(marker: str = "", target: tvm.target.Target | None = None) -> tvm.transform.Pass:
+    """The rest of the compilation, for a module that is already scheduled; see `sequence_kernels` for `marker`.
+
+    `target` is a CPU where it is None.
+    """
 
     @tvm.transform.module_pass(opt_level=0, name="layoutsearch.vm_pipeline")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        return tvm.transform.Sequential(_vm_passes(marker))(module)
+        return tvm.transform.Sequential(_passes_for(target, marker))(module)
 
     return run
 
 
 def pipeline(plan: LayoutPlan) -> tvm.transform.Pass:
-    """A `relax_pipeline`, as in `tvm.compile(module, target, relax_pipeline=layoutsearch.pipeline(plan))`."""
+    """A `relax_pipeline`, as in `tvm.compile(module, target, relax_pipeline=layoutsearch.pipeline(plan))`.
+
+    For an OpenCL target give `tir_pipeline="layoutsearch.opencl"` as well.
+    """
 
     @tvm.transform.module_pass(opt_level=0, name="layoutsearch.pipeline")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        return tvm.transform.Sequential([ApplyPlan(plan), *_vm_passes()])(module)
+        return tvm.transform.Sequential([ApplyPlan(plan), *_passes_for(target_of(plan))])(module)
 
     return run

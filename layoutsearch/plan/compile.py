@@ -12,7 +12,7 @@ from layoutsearch.errors import ModelError, PlanError
 from layoutsearch.model.load import LoadedModel, load
 from layoutsearch.plan.apply import Applied, apply_plan, target_of, vm_pipeline
 from layoutsearch.plan.plan import LayoutPlan
-from layoutsearch.schedule import BUILD_CONFIG
+from layoutsearch.schedule import BUILD_CONFIG, opencl
 from layoutsearch.toolchain import export
 
 
@@ -79,4 +79,5 @@ def compile(
 def build_executable(scheduled: tvm.IRModule, target: tvm.target.Target, marker: str = "") -> Any:
     """VM executable of a module whose kernels are scheduled; see `sequence_kernels` for `marker`."""
     with tvm.transform.PassContext(config=BUILD_CONFIG):
-        return tvm.compile(scheduled, target, relax_pipeline=vm_pipeline(marker), tir_pipeline="default")
+        tir_pipeline = opencl.PIPELINE if target.kind.name == "opencl" else "default"
+        return tvm.compile(scheduled, target, relax_pipeline=vm_pipeline(marker, target), tir_pipeline=tir_pipeline)

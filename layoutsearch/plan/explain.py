@@ -69,6 +69,13 @@ def _gain(fusion: PlanFusion) -> str:
 def _summary(plan: LayoutPlan, loose: list[str]) -> list[str]:
     kernels = sum(op.predicted_us or 0.0 for op in plan.ops)
     transforms = sum(t.us or 0.0 for t in plan.transforms)
+    if not plan.is_measured:
+        return [
+            f"{plan.model['name']} for target {plan.target['kind']}",
+            f"{len(plan.transforms)} transforms",
+            *(f"model input {text}" for text in loose),
+            "nothing was measured or run: the first choices of the search space's rules, in default schedules",
+        ]
     lines = [
         f"{plan.model['name']} for {plan.device['cpu']}, {plan.threads} threads",
         f"kernels {kernels:.0f} us, {len(plan.transforms)} transforms {transforms:.0f} us (each alone)",

@@ -78,7 +78,7 @@ PLAN_SCHEMA: dict[str, Any] = _object(
                     "uniform_us": _NUMBER,
                     "why": _TEXT,
                 },
-                {"rel_error": _NUMBER},
+                {"rel_error": _NUMBER, "weight_scope": _TEXT},
             ),
         },
         "transforms": {
@@ -96,7 +96,7 @@ PLAN_SCHEMA: dict[str, Any] = _object(
         },
         "objective": _object(
             {"predicted_us": _NUMBER, "lower_bound_us": _NUMBER, "gap": _NUMBER},
-            {"strict_bound_us": _NUMBER, "confidence": _NUMBER},
+            {"strict_bound_us": _NUMBER, "confidence": _NUMBER, "measured": {"type": "boolean"}},
         ),
         "validation": _object(
             {

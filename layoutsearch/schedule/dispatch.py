@@ -21,6 +21,7 @@ from layoutsearch.schedule.templates import (
     stack,
     winograd,
     winograd_guess,
+    workitems,
 )
 from layoutsearch.schedule.templates.loops import emit_stages
 from layoutsearch.schedule.value import Schedule, ScheduleError
@@ -47,6 +48,8 @@ def candidates(func: tirx.PrimFunc, target: TargetInfo) -> list[Schedule]:
     Raises:
         ScheduleError: `func` is not a function as `te` and FuseTIR make it.
     """
+    if target.isa == "opencl":
+        return workitems.schedules()
     if reshape.is_reshape(func):
         return [RESHAPE]
     anatomy = Anatomy.of(func)
@@ -71,6 +74,10 @@ def apply(func: tirx.PrimFunc, schedule: Schedule, target: TargetInfo) -> tirx.P
     """
     if schedule.template == metaschedule.NAME:
         return metaschedule.apply(func, schedule)
+    if (schedule.template == workitems.NAME) != (target.isa == "opencl"):
+        raise ScheduleError(f"schedule template {schedule.template} is not for target kind {target.isa}")
+    if schedule.template == workitems.NAME:
+        return b.mark(workitems.emit(func, schedule))
     if schedule.template == "reshape":
         if not reshape.is_reshape(func):
             raise ScheduleError("schedule template reshape needs a kernel that only reshapes, this one computes")

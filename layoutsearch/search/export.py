@@ -23,7 +23,7 @@ from layoutsearch.plan.plan import LayoutPlan, PlanOp, PlanTransform
 from layoutsearch.schedule.value import Schedule
 from layoutsearch.search.acceptance import Comparison, summarize
 from layoutsearch.search.assemble import Program
-from layoutsearch.search.known import Lab
+from layoutsearch.search.known import Knows
 from layoutsearch.search.numerics import Errors
 from layoutsearch.search.workloads import KernelNode
 
@@ -93,7 +93,7 @@ def make_plan(
     context: PlanContext,
     program: Program,
     solution: Sequence[int],
-    lab: Lab,
+    lab: Knows,
     *,
     uniform: Sequence[int] | None = None,
     uniform_name: str = "",
@@ -186,7 +186,7 @@ def _plan_ops(
     index: int,
     uniform: int | None,
     uniform_name: str,
-    lab: Lab,
+    lab: Knows,
     program: Program,
     position: int,
 ) -> list[PlanOp]:
@@ -249,7 +249,7 @@ def _why(
     return "; ".join(parts)
 
 
-def _plan_transforms(graph: LayoutGraph, assignment: Mapping[str, Candidate], lab: Lab) -> list[PlanTransform]:
+def _plan_transforms(graph: LayoutGraph, assignment: Mapping[str, Candidate], lab: Knows) -> list[PlanTransform]:
     ids = {op.name: op.id for op in graph.ops}
     readers: dict[str, list[str]] = {}
     for name, uses in graph.consumers.items():

@@ -19,9 +19,11 @@ from layoutsearch.layout.build import build_graph
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
+from layoutsearch.layout.scopes import GLOBAL
 from layoutsearch.materialize.convert import materialize
 from layoutsearch.materialize.lower import lower
 from layoutsearch.materialize.moves import move
+from layoutsearch.materialize.scopes import kernel_in_scopes
 from layoutsearch.materialize.writer import FunctionWriter
 from layoutsearch.measure import vector_work
 from layoutsearch.measure.marks import MARK
@@ -31,7 +33,7 @@ from layoutsearch.plan.apply import target_of
 from layoutsearch.plan.compile import apply_to, build_executable, compile, load_for
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.plan.steps import PlanStep, plan_steps
-from layoutsearch.schedule import BUILD_CONFIG, dispatch
+from layoutsearch.schedule import BUILD_CONFIG, dispatch, opencl
 from layoutsearch.schedule.target import TargetInfo
 from layoutsearch.schedule.value import Schedule
 from layoutsearch.toolchain import export
@@ -43,7 +45,8 @@ MARKED = "layoutsearch.search.jobs:build_marked"
 REFERENCE = "layoutsearch.search.jobs:build_reference"
 STOCK = "layoutsearch.search.jobs:build_stock"
 
-ArgSpec = tuple[tuple[int, ...], str]
+ArgSpec = tuple[tuple[int, ...], str] | tuple[tuple[int, ...], str, str]
+"""Shape, element type and, where it is no buffer, memory scope."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +121,9 @@ def lowered_kernel(job: KernelJob) -> tirx.PrimFunc:
     """
     module = tvm.ir.load_json(job.module_json)
     graph = build_graph(module, dict(job.axes))
-    if job.candidate:
-        choice = Candidate.parse(job.candidate)
-        assignment = {f"t{i}": choice if i == 0 else Candidate.uniform(choice.out) for i in range(job.members)}
+    choice = Candidate.parse(job.candidate) if job.candidate else None
+    if choice is not None:
+        assignment = {f"t{i}": choice if i == 0 else choice.follower for i in range(job.members)}
         module = materialize(module, graph, assignment).module
     else:
         free = [op.name for op in graph.ops if op.role is not Role.FROZEN]
@@ -133,7 +136,10 @@ def lowered_kernel(job: KernelJob) -> tirx.PrimFunc:
             if group[0] == "t0":
                 if len(group) != job.members:
                     raise LayoutSearchError(f"the kernel fused {len(group)} operators, expected {job.members}")
-                return functions[kernel.function]
+                func = functions[kernel.function]
+                if choice is not None and choice.has_textures:
+                    return kernel_in_scopes(func, lowered, module, choice)
+                return func
     prims = [f for f in functions.values() if isinstance(f, tirx.PrimFunc)]
     if len(prims) == 1:
         return prims[0]
@@ -167,14 +173,25 @@ def build_kernels(job: KernelJob) -> BuiltKernels:
         schedules.append(_key(schedule))
     if functions:
         export(compiled(functions, target, info), job.output, target)
-    args = tuple((tuple(int(s) for s in p.ty.shape), str(p.ty.dtype)) for p in func.params)
+    args = _arguments(func)
     return BuiltKernels(job.output, tuple(schedules), args, tuple(failed), not job.only and len(fresh) <= job.count)
 
 
 def compiled(functions: dict[str, tirx.PrimFunc], target: tvm.target.Target, info: TargetInfo) -> Any:
     """A library of scheduled kernels by symbol, with the work that goes before each when it is timed."""
     with tvm.transform.PassContext(config=BUILD_CONFIG):
+        if target.kind.name == "opencl":
+            return tvm.compile(tvm.IRModule(functions), target, tir_pipeline=opencl.PIPELINE)
         return tvm.compile(tvm.IRModule({**functions, vector_work.SYMBOL: vector_work.build(info)}), target)
+
+
+def _arguments(func: tirx.PrimFunc) -> tuple[ArgSpec, ...]:
+    found: list[ArgSpec] = []
+    for param in func.params:
+        spec = tuple(int(s) for s in param.ty.shape), str(param.ty.dtype)
+        scope = str(param.scope())
+        found.append(spec if scope == GLOBAL else (*spec, scope))
+    return tuple(found)
 
 
 def build_transform(job: TransformJob) -> BuiltKernels:
@@ -194,7 +211,7 @@ def build_transform(job: TransformJob) -> BuiltKernels:
     name = function_name(0)
     scheduled = dispatch.apply(func, schedule, info).with_attr("global_symbol", name)
     export(compiled({name: scheduled}, target, info), job.output, target)
-    args = tuple((tuple(int(s) for s in p.ty.shape), str(p.ty.dtype)) for p in func.params)
+    args = _arguments(func)
     return BuiltKernels(job.output, (_key(schedule),), args, (), True)
 
 
@@ -269,7 +286,8 @@ def build_reference(job: PlanJob) -> str:
         legal = relax.transform.LegalizeOps()(loaded.module)
     info = TargetInfo.from_target(target, int(job.plan["device"]["threads"]))
     functions = {g: _plain_loops(f, info) if isinstance(f, tirx.PrimFunc) else f for g, f in legal.functions_items()}
-    executable = tvm.compile(tvm.IRModule(functions, attrs=legal.attrs), target)
+    module = tvm.IRModule(functions, attrs=legal.attrs)
+    executable = build_executable(module, target) if info.isa == "opencl" else tvm.compile(module, target)
     export(executable, job.output, target)
     return job.output
 
@@ -283,7 +301,12 @@ def build_stock(job: PlanJob) -> str:
 
 
 def _plain_loops(func: tirx.PrimFunc, info: TargetInfo) -> tirx.PrimFunc:
-    """The function with its loops parallel and vectorised, or as it is where they have no such form."""
+    """The function with its loops parallel and vectorised, or as it is where they have no such form.
+
+    For GPUs, its loops on work items: without, it would not build.
+    """
+    if info.isa == "opencl":
+        return dispatch.apply(func, dispatch.default(func, info), info)
     try:
         return dispatch.apply(func, dispatch.LOOPS, info)
     except LayoutSearchError:

@@ -136,8 +136,8 @@ class DeviceSource:
             workers = max(1, min(8, default_threads()))
             builder = stack.enter_context(Builder(workers=workers, preload=("layoutsearch.search.jobs",)))
             identity = device.identity()
-            templates = template_versions()
-            if not device.places_operands:
+            templates = template_versions(setup.target)
+            if setup.target.kind.name == "llvm" and not device.places_operands:
                 # Other numbers than those of our server: never read as the same.
                 templates += " flush-all"
                 place.reporter.note(
@@ -156,7 +156,9 @@ class DeviceSource:
                 device, builder, setup.source, place.samples, reference, place.folder, budget, reporter,
                 place.max_rel_error,
             )  # fmt: skip
-            pairs = PairLab(device, builder, place.store, context, target, place.folder, budget, reporter)
+            pairs = None
+            if setup.target.kind.name == "llvm":
+                pairs = PairLab(device, builder, place.store, context, target, place.folder, budget, reporter)
             yield Labs(lab, whole, identity, context, profile, pairs)
 
     def _device(self) -> AbstractContextManager[Device]:
@@ -168,6 +170,9 @@ class DeviceSource:
 
 def _profile(device: Device, setup: ModelSetup, place: Workplace) -> DeviceProfile | None:
     place.reporter.stage("device", 1)
+    if setup.target.kind.name != "llvm":
+        place.reporter.step(f"no limits are known for target {setup.target.kind.name}: the plan has no lower bound", 0)
+        return None
     if place.budget.left_s < _CALIBRATE_FROM_S and stored_profile(device, setup.target) is None:
         place.reporter.step("not calibrated, and this run is too short for it: the plan will have no lower bound", 0)
         return None

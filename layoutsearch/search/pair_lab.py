@@ -208,7 +208,7 @@ def _calls(work: PairWork, built: BuiltPair) -> tuple[KernelCall, ...]:
     size = first.workload.facts.footprint
 
     def call(name: str, args: Sequence[ArgSpec], cold: tuple[int, ...], last: Half) -> KernelCall:
-        specs = tuple(TensorSpec(shape, dtype) for shape, dtype in args)
+        specs = tuple(TensorSpec(*arg) for arg in args)
         return KernelCall(name, specs, cold, size, last.choice.out.axes[-1].letter == "C")
 
     return (

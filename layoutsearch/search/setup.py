@@ -30,6 +30,7 @@ from layoutsearch.model.fingerprint import fingerprint
 from layoutsearch.model.load import LoadedModel, load
 from layoutsearch.plan.apply import target_json
 from layoutsearch.schedule import metaschedule, pair
+from layoutsearch.schedule.templates import workitems
 from layoutsearch.schedule.value import TEMPLATES
 from layoutsearch.search.jobs import file_stamp
 from layoutsearch.search.numerics import Errors, algorithm_errors, within
@@ -37,7 +38,7 @@ from layoutsearch.search.parameters import AssignmentSpace
 from layoutsearch.search.skeleton import Skeleton, build_skeleton
 from layoutsearch.search.whole import MAX_REL_ERROR, ModelSource
 from layoutsearch.search.workloads import kernel_nodes
-from layoutsearch.targets import as_target, has_feature
+from layoutsearch.targets import as_target, check_textures, has_feature
 
 
 @dataclass(frozen=True)
@@ -167,14 +168,20 @@ def candidates_of(
     rules = _space(space, target)
     notes = [*(unmatched_rules(rules, graph) if space is not None else ()), *unmatched_layouts(desired, graph)]
     spaces = narrow(graph, rules, enumerate_candidates(graph, rules), desired)
+    check_textures(rules.source, [c for s in spaces.values() for c in s.candidates], target)
     errors = algorithm_errors(canonical, graph, spaces)
     return ModelCandidates(rules, within(spaces, errors, max_rel_error), errors, tuple(notes))
 
 
-def template_versions() -> str:
-    """Versions of all schedule templates and of the way kernels are timed: records made with others are not used."""
+def template_versions(target: tvm.target.Target | None = None) -> str:
+    """Versions of all schedule templates and of the way kernels are timed: records made with others are not used.
+
+    `target` is a CPU where it is None.
+    """
+    if target is not None and target.kind.name != "llvm":
+        return f"{workitems.NAME}{TEMPLATES[workitems.NAME].version} warm{WARMUP}"
     # A trace is the same kernel whatever the templates do; pairs of kernels are recorded apart.
-    own = {name: spec for name, spec in TEMPLATES.items() if name not in (metaschedule.NAME, pair.NAME)}
+    own = {name: spec for name, spec in TEMPLATES.items() if name not in (metaschedule.NAME, pair.NAME, workitems.NAME)}
     versions = {name: f"{name}{spec.version}.{spec.revision}".removesuffix(".0") for name, spec in own.items()}
     return ",".join(versions[name] for name in sorted(versions)) + f" {PROTOCOL} warm{WARMUP}"
 

@@ -130,7 +130,6 @@ def _root(
     own = found.spaces[root.name]
     out = {}
     for candidate in (c for c in own.candidates if c not in choices):
-        uniform = Candidate.uniform(candidate.out)
-        others = [op.id for op in rest if uniform not in found.spaces[op.name].candidates]
+        others = [op.id for op in rest if not found.spaces[op.name].allows(candidate.follower)]
         out[str(candidate)] = f"{' and '.join(others)} in its kernel cannot be {candidate.out}"
     return OpReport(root, own.rule, own.pinned, tuple(map(str, choices)), out | outside(root, own, rules, found.rules))

@@ -80,6 +80,11 @@ class _Run:
             raise LayoutSearchError(f"--sampler {options.sampler!r} is unknown; expected one of {', '.join(SAMPLERS)}")
         self.tuner = KernelTuner.named(options.kernel_tuner)
         self.desired = parse_desired(options.desired_layouts)
+        if self.target.kind.name != "llvm" and self.tuner is not KernelTuner.TEMPLATE:
+            raise LayoutSearchError(
+                f"--kernel-tuner {options.kernel_tuner} is for CPUs, not for target {self.target.kind.name}; "
+                "leave it away"
+            )
         if source is not None and self.tuner is not KernelTuner.TEMPLATE:
             raise LayoutSearchError("--replay has the schedules it was recorded with; leave --kernel-tuner away")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import tvm
 
+from layoutsearch.errors import SpaceError
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.candidates import OpSpace
 from layoutsearch.layout.facts import KernelFacts, kernel_facts
@@ -69,7 +70,7 @@ class KernelNode:
         """Candidate of every member under `choice`."""
         if choice is None:
             return {}
-        return {name: choice if i == 0 else Candidate.uniform(choice.out) for i, name in enumerate(self.members)}
+        return {name: choice if i == 0 else choice.follower for i, name in enumerate(self.members)}
 
 
 def kernel_nodes(canonical: tvm.IRModule, graph: LayoutGraph, spaces: Mapping[str, OpSpace]) -> tuple[KernelNode, ...]:
@@ -99,14 +100,44 @@ def choices_of(ops: Sequence[OpNode], spaces: Mapping[str, OpSpace]) -> tuple[Ca
         return (None,) if not rest or all(op.role is Role.FROZEN for op in rest) else ()
     found: list[Candidate | None] = []
     for candidate in spaces[root.name].candidates:
-        uniform = Candidate.uniform(candidate.out)
+        follower = candidate.follower
         allowed = all(
-            op.role is not Role.FROZEN and uniform in spaces[op.name].candidates and why_illegal(op, uniform) is None
+            op.role is not Role.FROZEN and spaces[op.name].allows(follower) and why_illegal(op, follower) is None
             for op in rest
         )
         if allowed:
             found.append(candidate)
+    if not found:
+        _check_scopes(root, rest, spaces)
     return tuple(found)
+
+
+def _check_scopes(root: OpNode, rest: Sequence[OpNode], spaces: Mapping[str, OpSpace]) -> None:
+    """Operators that have a layout in common become one kernel, whose result is in one memory scope.
+
+    Raises:
+        SpaceError: rules give them different ones.
+    """
+    for candidate in spaces[root.name].candidates:
+        follower = candidate.follower
+        if not all(_follows(op, follower, spaces) for op in rest):
+            continue
+        for op in rest:
+            reason = why_illegal(op, follower)
+            if not spaces[op.name].allows(follower):
+                reason = f"its rule {spaces[op.name].rule!r} has scope {', '.join(spaces[op.name].scopes)}"
+            if reason is not None:
+                raise SpaceError(
+                    f"rule {spaces[root.name].rule!r} puts {root.id} into {candidate.scope}, where {op.id}, which is "
+                    f"fused into its kernel, cannot be: {reason}; give both one scope"
+                )
+
+
+def _follows(op: OpNode, follower: Candidate, spaces: Mapping[str, OpSpace]) -> bool:
+    """Whether `op` can be fused behind another as far as layouts go."""
+    if op.role is Role.FROZEN or why_illegal(op, follower.in_buffers) is not None:
+        return False
+    return spaces[op.name].allows(follower, in_any_scope=True)
 
 
 def _workload(extractor: Extractor, ops: list[OpNode], size: int) -> Workload:
