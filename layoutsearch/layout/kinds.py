@@ -23,6 +23,8 @@ CONV_TRANSPOSE = "relax.nn.conv2d_transpose"
 CONVOLUTIONS = frozenset({CONV, CONV_TRANSPOSE})
 CONV_WINOGRAD = "layoutsearch.conv2d_winograd"
 """`CONV` by Winograd's algorithm, in converted modules only: its weights are transformed."""
+CONV_EXTERN = "layoutsearch.conv2d_onednn"
+"""`CONV` by an external library, in converted modules only: its weights are packed."""
 POOLS = frozenset({"relax.nn.max_pool2d", "relax.nn.avg_pool2d", "relax.nn.adaptive_avg_pool2d"})
 RESIZE = "relax.image.resize2d"
 ANCHORS = CONVOLUTIONS | POOLS | {RESIZE}

@@ -102,7 +102,16 @@ def _why_conv(op: OpNode, choice: Candidate) -> str | None:
         reason = _why_not(layout, info)
         if reason is not None:
             return reason
+    if choice.extern:
+        return _why_not_extern(op, choice)
     return _why_not_winograd(op, choice) if choice.winograd else _why_conv_blocks(op, choice)
+
+
+def _why_not_extern(op: OpNode, choice: Candidate) -> str | None:
+    """What all external libraries have in common; the library itself says what else it cannot do."""
+    if op.op != kinds.CONV or op.result.dtype != "float32" or op.operands[0].info.dtype != "float32":
+        return f"{choice.algorithm} is for conv2d of float32"
+    return None if str(choice.kernel) == "OIHW" else f"{choice.algorithm} packs weights from OIHW, not {choice.kernel}"
 
 
 # Fewer channels than half a vector of AVX-512 leave most of a vector idle in every step.

@@ -9,6 +9,7 @@ from tvm import relax
 
 from layoutsearch.materialize.fuse import Kernel, fuse, is_transform_kernel
 from layoutsearch.materialize.legalize import legalize
+from layoutsearch.materialize.library import lower_kernels
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def lower(module: tvm.IRModule, target: tvm.target.Target) -> Lowered:
         if isinstance(functions[k.function], relax.Function) and is_transform_kernel(functions[k.function])
     }
     with target:
-        legal = legalize(fused.module)
+        legal = legalize(lower_kernels(fused.module))
         lowered = relax.transform.FuseTIR()(legal)
         lowered = relax.transform.DeadCodeElimination()(lowered)
     return Lowered(lowered, fused.kernels, transforms)

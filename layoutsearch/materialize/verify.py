@@ -79,7 +79,8 @@ def _used(graph: LayoutGraph) -> set[str]:
 
 
 def _algorithm(call: relax.Call, op: OpNode, assignment: Assignment) -> list[Mismatch]:
-    wanted = kinds.CONV_WINOGRAD if assignment[op.name].winograd else op.op
+    choice = assignment[op.name]
+    wanted = kinds.CONV_WINOGRAD if choice.winograd else kinds.CONV_EXTERN if choice.extern else op.op
     return [] if call.op.name == wanted else [Mismatch(op.name, "the operator", wanted, call.op.name)]
 
 
@@ -116,7 +117,7 @@ def _shapes(call: relax.Call, op: OpNode, assignment: Assignment) -> list[Mismat
         )
     ]
     for what, info, layout, got in pairs:
-        if layout is None or info.shape is None:
+        if layout is None or info.shape is None or (choice.extern and what == "operand 1"):
             continue
         logical = info.shape
         if choice.winograd and what == "operand 1":

@@ -54,6 +54,7 @@ TEMPLATES: dict[str, TemplateSpec] = {
     "reshape": TemplateSpec(1, {}),
     "stack": TemplateSpec(1, {}),
     "metaschedule": TemplateSpec(1, {"trace": TRACE}),
+    "extern": TemplateSpec(1, {}),
 }
 
 

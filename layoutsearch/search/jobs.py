@@ -20,6 +20,7 @@ from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
 from layoutsearch.materialize.convert import materialize
+from layoutsearch.materialize.library import link_input
 from layoutsearch.materialize.lower import lower
 from layoutsearch.materialize.moves import move
 from layoutsearch.materialize.writer import FunctionWriter
@@ -166,7 +167,8 @@ def build_kernels(job: KernelJob) -> BuiltKernels:
         functions[name] = scheduled.with_attr("global_symbol", name)
         schedules.append(_key(schedule))
     if functions:
-        export(_compiled(functions, target, info), job.output, target)
+        extra = link_input(tvm.IRModule(functions), target)
+        export(_compiled(functions, target, info), job.output, target, extra)
     args = tuple((tuple(int(s) for s in p.ty.shape), str(p.ty.dtype)) for p in func.params)
     return BuiltKernels(job.output, tuple(schedules), args, tuple(failed), not job.only and len(fresh) <= job.count)
 
@@ -252,7 +254,7 @@ def build_marked(job: PlanJob) -> BuiltMarked:
     if built.steps is not None:
         target = target_of(plan)
         for path, marker in ((built.plain, ""), (built.marked, MARK)):
-            export(build_executable(applied.module, target, marker), path, target)
+            export(build_executable(applied.module, target, marker), path, target, link_input(applied.module, target))
     return built
 
 

@@ -28,6 +28,7 @@ from layoutsearch.model.fingerprint import fingerprint
 from layoutsearch.model.load import LoadedModel, load
 from layoutsearch.plan.apply import target_json
 from layoutsearch.schedule import metaschedule
+from layoutsearch.schedule.dispatch import LIBRARY
 from layoutsearch.schedule.value import TEMPLATES
 from layoutsearch.search.jobs import file_stamp
 from layoutsearch.search.numerics import Errors, algorithm_errors, within
@@ -132,8 +133,8 @@ def set_up(
 
 def template_versions() -> str:
     """Versions of all schedule templates and of the way kernels are timed: records made with others are not used."""
-    # A trace is the same kernel whatever the templates do.
-    own = {name: spec for name, spec in TEMPLATES.items() if name != metaschedule.NAME}
+    # A trace, or a call of a library, is the same kernel whatever the templates do.
+    own = {name: spec for name, spec in TEMPLATES.items() if name not in (metaschedule.NAME, LIBRARY.template)}
     versions = {name: f"{name}{spec.version}.{spec.revision}".removesuffix(".0") for name, spec in own.items()}
     return ",".join(versions[name] for name in sorted(versions)) + f" {PROTOCOL} warm{WARMUP}"
 
