@@ -51,6 +51,13 @@ def cli() -> None:
     show_default=True,
     help="Source of schedules: metaschedule has TVM's search where there is no template, both let them race.",
 )
+@click.option(
+    "--extern",
+    "externs",
+    type=click.Choice(["onednn"]),
+    multiple=True,
+    help="Library that may compute convolutions beside our kernels.",
+)
 @click.option("--storage", metavar="FILE|URL", help="Of the Optuna study; OUT/study.journal by default.")
 @click.option("--replay", type=click.Path(dir_okay=False), help="A recorded table in the place of the device.")
 @click.option(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from layoutsearch.errors import SpaceError
 from layoutsearch.layout import kinds
-from layoutsearch.layout.candidate import DIRECT, WINOGRAD, Candidate
+from layoutsearch.layout.candidate import DIRECT, EXTERN, WINOGRAD, Candidate
 from layoutsearch.layout.graph import LayoutGraph, OpNode, conv_info
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
@@ -62,7 +62,7 @@ def _op_space(op: OpNode, space: SearchSpace) -> OpSpace:
 
 def _why_no_algorithm(op: OpNode, candidate: Candidate) -> str | None:
     """Weights have to be known to be transformed beforehand."""
-    if candidate.winograd and op.operands[1].tensor is not None:
+    if (candidate.winograd or candidate.extern) and op.operands[1].tensor is not None:
         return f"{candidate.algorithm} needs constant weights"
     return None
 
@@ -137,6 +137,8 @@ def _candidate(
         return Candidate.of(data.name, None, out.name, algorithm or DIRECT)
     if algorithm in WINOGRAD:
         weights = kernel or _winograd_layout(op, blocks)
+    elif algorithm in EXTERN:
+        weights = kernel or "OIHW"
     else:
         weights = kernel or kernel_layout(op, data, out).name
     return Candidate.of(data.name, weights, out.name, algorithm or DIRECT)
@@ -187,8 +189,9 @@ def nearest(candidates: Sequence[Candidate], wanted: Layout) -> Candidate:
     has none is unblocked. Of algorithms, the direct one.
     """
 
-    def distance(candidate: Candidate) -> tuple[int, int, int]:
-        return (_miss(candidate.data, wanted), _miss(candidate.out, wanted), len(str(candidate)))
+    def distance(candidate: Candidate) -> tuple[int, int, bool, int]:
+        misses = (_miss(candidate.data, wanted), _miss(candidate.out, wanted))
+        return (*misses, candidate.algorithm != DIRECT, len(str(candidate)))
 
     return min(candidates, key=distance)
 
@@ -208,8 +211,10 @@ def _miss(layout: Layout, wanted: Layout) -> int:
 def uniform_layouts(spaces: Sequence[OpSpace]) -> list[Layout]:
     """The layouts a uniform assignment may be made of: every result layout of any convolution, NCHW first."""
     seen: dict[Layout, None] = {Layout("NCHW"): None}
+    # Layouts that only a library knows are none for the rest of the model, unless it computes all of it.
+    own = any(c.kernel is not None and not c.extern for space in spaces for c in space.candidates)
     for space in spaces:
         for candidate in space.candidates:
-            if candidate.kernel is not None and candidate.data == candidate.out:
+            if candidate.kernel is not None and candidate.data == candidate.out and not (own and candidate.extern):
                 seen.setdefault(candidate.out)
     return list(seen)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import fnmatch
 import re
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -134,6 +134,13 @@ class SearchSpace:
         raise SpaceError(
             f"{self.source}: no rule matches {op.id} ({op.op}); end the file with a rule whose match is {{}}"
         )
+
+
+def with_library(space: SearchSpace, name: str, patterns: Sequence[str]) -> SearchSpace:
+    """`space` with the layouts in which external library `name` computes operators, wherever nothing is pinned."""
+    more = tuple(f"{pattern}@{name}" for pattern in patterns)
+    rules = tuple(r if r.pin else replace(r, layouts=tuple(dict.fromkeys((*r.layouts, *more)))) for r in space.rules)
+    return replace(space, rules=rules)
 
 
 def load_space(path: str | Path) -> SearchSpace:

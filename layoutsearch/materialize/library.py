@@ -82,7 +82,8 @@ def _lowered(name: str, function: relax.Function) -> tirx.PrimFunc | None:
 
 def _calling(main: relax.Function, new: dict[tvm.ir.GlobalVar, tvm.ir.GlobalVar]) -> relax.Function:
     """`main` with calls of the old functions as calls of TIR."""
-    writer, env = FunctionWriter(), {}
+    writer = FunctionWriter()
+    env: dict[relax.Var, relax.Expr] = {}
     for block in main.body.blocks:
         dataflow = isinstance(block, relax.DataflowBlock)
         for binding in block.bindings:

@@ -75,7 +75,7 @@ def apply(func: tirx.PrimFunc, schedule: Schedule, target: TargetInfo) -> tirx.P
         ScheduleError: the schedule does not fit the kernel.
     """
     if _is_extern(func) != (schedule.template == LIBRARY.template):
-        raise ScheduleError(f"schedule template {schedule.template} does not fit: extern is for external libraries alone")
+        raise ScheduleError(f"schedule template {schedule.template} does not fit: extern is for libraries alone")
     if schedule.template == LIBRARY.template:
         return func
     if schedule.template == metaschedule.NAME:

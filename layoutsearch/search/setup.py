@@ -30,6 +30,7 @@ from layoutsearch.plan.apply import target_json
 from layoutsearch.schedule import metaschedule
 from layoutsearch.schedule.dispatch import LIBRARY
 from layoutsearch.schedule.value import TEMPLATES
+from layoutsearch.search.externs import with_externs
 from layoutsearch.search.jobs import file_stamp
 from layoutsearch.search.numerics import Errors, algorithm_errors, within
 from layoutsearch.search.parameters import AssignmentSpace
@@ -91,6 +92,7 @@ def set_up(
     target: Any = None,
     space: SearchSpace | str | os.PathLike[str] | None = None,
     max_rel_error: float = MAX_REL_ERROR,
+    externs: Sequence[str] = (),
 ) -> ModelSetup:
     """Load a model and build its layout problem.
 
@@ -101,6 +103,7 @@ def set_up(
         target: what code is built for; this CPU by default.
         space: search space; the one shipped for the target by default.
         max_rel_error: candidates whose operator alone is off by more are left out.
+        externs: external libraries that may compute operators, see `check_externs`.
 
     Raises:
         ModelError: the model cannot be read.
@@ -112,7 +115,7 @@ def set_up(
     graph = build_graph(canonical)
     rules = _space(space, tvm_target)
     notes = tuple(unmatched_rules(rules, graph)) if space is not None else ()
-    spaces = enumerate_candidates(graph, rules)
+    spaces = enumerate_candidates(graph, with_externs(rules, externs))
     errors = algorithm_errors(canonical, graph, spaces)
     spaces = within(spaces, errors, max_rel_error)
     nodes = kernel_nodes(canonical, graph, spaces)

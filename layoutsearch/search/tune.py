@@ -23,6 +23,7 @@ from layoutsearch.search.budget import Budget
 from layoutsearch.search.campaign import Campaign
 from layoutsearch.search.decide import Decision
 from layoutsearch.search.export import Bound, PlanContext
+from layoutsearch.search.externs import check_externs
 from layoutsearch.search.finals import WholeTimes
 from layoutsearch.search.gap import CONFIDENCE, SearchState
 from layoutsearch.search.known import Request
@@ -73,6 +74,7 @@ class _Run:
         check_limit(options.max_rel_error)
         if options.sampler not in SAMPLERS:
             raise LayoutSearchError(f"--sampler {options.sampler!r} is unknown; expected one of {', '.join(SAMPLERS)}")
+        check_externs(options.externs)
         self.tuner = KernelTuner.named(options.kernel_tuner)
         if source is not None and self.tuner is not KernelTuner.TEMPLATE:
             raise LayoutSearchError("--replay has the schedules it was recorded with; leave --kernel-tuner away")
@@ -83,7 +85,7 @@ class _Run:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutsearch-")))
             self.setup: ModelSetup = set_up(
-                self.model, folder, options.shapes, self.target, options.space, options.max_rel_error
+                self.model, folder, options.shapes, self.target, options.space, options.max_rel_error, options.externs
             )
             for line in self.setup.notes:
                 self.reporter.note(line)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import tvm
 
+from layoutsearch.errors import SpaceError
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.candidates import OpSpace
 from layoutsearch.layout.facts import KernelFacts, kernel_facts
@@ -17,6 +18,7 @@ from layoutsearch.layout.groups import graph_groups
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.rules import why_illegal
 from layoutsearch.materialize.extract import Extractor
+from layoutsearch.materialize.library import library
 from layoutsearch.materialize.writer import FunctionWriter, substitute
 from layoutsearch.model.fingerprint import fingerprint
 
@@ -88,7 +90,8 @@ def kernel_nodes(canonical: tvm.IRModule, graph: LayoutGraph, spaces: Mapping[st
             members = [graph.by_name[n] for n in part]
             workload = _workload(extractor, members, size)
             workload = workloads.setdefault(workload.key, workload)
-            nodes.append(KernelNode(part, workload, choices if len(parts) == 1 else _choices(members, spaces)))
+            found = choices if len(parts) == 1 else _choices(members, spaces)
+            nodes.append(KernelNode(part, workload, _computed(found, members, workload)))
     return tuple(nodes)
 
 
@@ -106,6 +109,25 @@ def _choices(ops: list[OpNode], spaces: Mapping[str, OpSpace]) -> tuple[Candidat
         if allowed:
             found.append(candidate)
     return tuple(found)
+
+
+def _computed(
+    choices: tuple[Candidate | None, ...], ops: list[OpNode], workload: Workload
+) -> tuple[Candidate | None, ...]:
+    """The choices without those whose external library does not compute what is fused with the operator.
+
+    Raises:
+        SpaceError: that leaves none.
+    """
+    if not any(c is not None and c.extern for c in choices):
+        return choices
+    function = tvm.ir.load_json(workload.module_json)["main"]
+    reasons = {c: library(c.extern).why_not_kernel(function, c) for c in choices if c is not None and c.extern}
+    kept = tuple(c for c in choices if c is None or reasons.get(c) is None)
+    if not kept:
+        choice, reason = next(iter(reasons.items()))
+        raise SpaceError(f"{ops[0].id} has no candidate: {choice}: {reason}; give it a layout without a library too")
+    return kept
 
 
 def _workload(extractor: Extractor, ops: list[OpNode], size: int) -> Workload:

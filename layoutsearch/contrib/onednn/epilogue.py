@@ -194,9 +194,7 @@ def _merged(posts: Sequence[Post]) -> list[Post]:
             (a, b), (c, d) = found.pop().numbers, post.numbers
             post = Post("linear", (a * c, b * c + d))
         found.append(post)
-    return [
-        p for p in found if p.word != "linear" or abs(p.numbers[0] - 1) > _CLOSE or abs(p.numbers[1]) > _CLOSE
-    ]
+    return [p for p in found if p.word != "linear" or abs(p.numbers[0] - 1) > _CLOSE or abs(p.numbers[1]) > _CLOSE]
 
 
 _BINARY = {

@@ -66,6 +66,11 @@ def installed() -> Installed:
     return Installed(include if include.name != "dnnl" else include.parents[1], found[_LIBRARY])
 
 
+def require() -> None:
+    """Raise ToolchainError unless kernels of oneDNN can be compiled and linked here."""
+    _loaded()
+
+
 def link_input(target: tvm.target.Target) -> LinkInput:
     """What a library with oneDNN's kernels is linked with; it looks for oneDNN where it lies now.
 

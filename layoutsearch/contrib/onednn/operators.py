@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+
 import tvm
 from tvm import relax, tirx
 from tvm.ir import GenericConst
