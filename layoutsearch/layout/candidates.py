@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from layoutsearch.errors import SpaceError
 from layoutsearch.layout import kinds
 from layoutsearch.layout.candidate import DIRECT, EXTERN, WINOGRAD, Candidate
-from layoutsearch.layout.graph import LayoutGraph, OpNode, conv_info
+from layoutsearch.layout.graph import LayoutGraph, OpNode, conv_info, declared_choices
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.rules import initial_candidate, why_illegal
@@ -39,6 +39,9 @@ def enumerate_candidates(graph: LayoutGraph, space: SearchSpace) -> dict[str, Op
 
 
 def _op_space(op: OpNode, space: SearchSpace) -> OpSpace:
+    declared = declared_choices(op)
+    if declared:
+        return OpSpace(op.name, "declared", tuple(choice.candidate for choice in declared), ())
     rule = space.rule_for(op)
     blocks = rule.blocks or space.blocks
     found: dict[Candidate, None] = {}

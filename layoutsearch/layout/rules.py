@@ -10,13 +10,16 @@ from collections.abc import Callable, Mapping
 
 from layoutsearch.layout import kinds
 from layoutsearch.layout.candidate import DIRECT, Assignment, Candidate
-from layoutsearch.layout.graph import LayoutGraph, OpNode, TensorInfo, conv_info
+from layoutsearch.layout.declared import Declared
+from layoutsearch.layout.graph import LayoutGraph, OpNode, TensorInfo, conv_info, declared_choices
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
 
 
 def initial_candidate(op: OpNode) -> Candidate:
-    """The operator's original layouts as a candidate."""
+    """The operator's original layouts as a candidate; of an external function the first that it declares."""
+    if declared_choices(op):
+        return declared_choices(op)[0].candidate
     out = (op.result.initial if op.results else None) or Layout("A")
     if op.op in kinds.CONVOLUTIONS and op.operands[0].info.axes and op.operands[1].info.axes:
         return Candidate(Layout(op.operands[0].info.axes), Layout(op.operands[1].info.axes), out)
@@ -31,6 +34,9 @@ def operand_layouts(op: OpNode, choice: Candidate | None) -> tuple[Layout | None
     """Layout of every (flattened) tensor operand under `choice`; None for scalars. `choice` None means frozen."""
     if choice is None or op.role is Role.FROZEN:
         return tuple(o.info.initial for o in op.operands)
+    if op.op == kinds.EXTERN_CALL:
+        declared = declared_choice(op, choice)
+        return tuple(declared.param(i) or o.info.initial for i, o in enumerate(op.operands))
     if op.op in kinds.CONVOLUTIONS:
         rest = tuple(o.info.initial for o in op.operands[2:])
         return (choice.data, choice.kernel, *rest)
@@ -43,7 +49,15 @@ def result_layouts(op: OpNode, choice: Candidate | None) -> tuple[Layout | None,
         return tuple(t.initial for t in op.results)
     if op.op in kinds.REDUCTIONS and not op.attrs["keepdims"]:
         return tuple(t.initial for t in op.results)
+    if op.op == kinds.EXTERN_CALL:
+        destination = declared_choice(op, choice).destination
+        return tuple(destination or t.initial for t in op.results)
     return tuple(choice.out for _ in op.results)
+
+
+def declared_choice(op: OpNode, choice: Candidate) -> Declared:
+    """What an external function declared as `choice`."""
+    return next(declared for declared in declared_choices(op) if declared.candidate == choice)
 
 
 def _follow(layout: Layout, info: TensorInfo, op: OpNode) -> Layout | None:
@@ -68,6 +82,9 @@ def why_illegal(op: OpNode, choice: Candidate) -> str | None:
     """Why `op` cannot run as `choice`, or None when it can."""
     if op.role is Role.FROZEN:
         return f"{op.op} is frozen: {op.why_frozen or 'it has no layout inference'}"
+    if op.op == kinds.EXTERN_CALL:
+        known = [declared.candidate for declared in declared_choices(op)]
+        return None if choice in known else f"external function {op.attrs['function']} declares no {choice}"
     if op.op in kinds.CONVOLUTIONS:
         return _why_conv(op, choice)
     if choice.kernel is not None or choice.data != choice.out:

@@ -80,6 +80,12 @@ def _used(graph: LayoutGraph) -> set[str]:
 
 def _algorithm(call: relax.Call, op: OpNode, assignment: Assignment) -> list[Mismatch]:
     choice = assignment[op.name]
+    if op.op == kinds.EXTERN_CALL:
+        # Its operands are compared below; here, that the function it calls takes and makes just those.
+        types = [str(a.ty) for a in call.args] + [str(call.ty)]
+        function = call.op.ty if isinstance(call.op, tvm.ir.GlobalVar) else None
+        takes = [str(ty) for ty in (*function.params, function.ret)] if function is not None else []
+        return [] if takes == types else [Mismatch(op.name, "the function", ", ".join(types), ", ".join(takes))]
     wanted = kinds.CONV_WINOGRAD if choice.winograd else kinds.CONV_EXTERN if choice.extern else op.op
     return [] if call.op.name == wanted else [Mismatch(op.name, "the operator", wanted, call.op.name)]
 
