@@ -9,7 +9,8 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from layoutsearch.layout.declared import ATTRIBUTE, Declared, parse_declaration
+from layoutsearch.layout.declared import ATTRIBUTE, CHOSEN, Declared, parse_declaration
+from layoutsearch.layout.layout import Layout
 
 Declare = Callable[[relax.Function], Mapping[str, Any] | Sequence[Mapping[str, Any]] | None]
 
@@ -51,6 +52,15 @@ def declared_by(function: relax.Function, name: str) -> tuple[Declared, ...]:
     if ATTRIBUTE not in function.attrs:
         return ()
     return parse_declaration(_plain(function.attrs[ATTRIBUTE]), name, *shapes_of(function))
+
+
+def chosen_by(function: relax.Function) -> Declared:
+    """For code generators: the layouts of the parameters and of the result of an external function, as they are now."""
+    if CHOSEN not in function.attrs:
+        return Declared((), (), None)
+    data = json.loads(str(function.attrs[CHOSEN]))
+    sources, weights = (tuple(Layout(v) if v else None for v in data[key]) for key in ("sources", "weights"))
+    return Declared(sources, weights, Layout(data["destination"]) if data["destination"] else None)
 
 
 def shapes_of(function: relax.Function) -> tuple[list[tuple[int, ...] | None], tuple[int, ...] | None]:

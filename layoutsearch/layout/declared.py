@@ -17,7 +17,9 @@ from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.layout import Layout
 
 ATTRIBUTE = "layoutsearch.layouts"
-"""Attribute of a function with its declaration. Of a converted one: the choice that was made."""
+"""Attribute of a function with its declaration."""
+CHOSEN = "layoutsearch.chosen"
+"""Attribute of a function that was brought into the layouts of one choice, with that choice."""
 _KEYS = ("sources", "weights", "destination")
 _ORDERS = ("NCHW", "OIHW")
 

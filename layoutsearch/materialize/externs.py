@@ -1,7 +1,7 @@
 """External functions in a conversion: calls of them become an operator, and calls of rewritten functions afterwards.
 
 A function in other layouts is a new one, under a name of its own: its parameters and result are as they are stored, its
-attribute `layoutsearch.layouts` is the choice that was made, and its body is the old one between transforms of its
+attribute `layoutsearch.chosen` is the choice that was made, and its body is the old one between transforms of its
 parameters and of its result. So it still says exactly what is computed; a code generator that knows the layouts takes
 them from the attribute and leaves the transforms away.
 """
@@ -18,7 +18,7 @@ from tvm import relax
 from layoutsearch.layout import kinds
 from layoutsearch.layout.candidate import Assignment
 from layoutsearch.layout.declare import is_external
-from layoutsearch.layout.declared import ATTRIBUTE, Declared, natural_axes
+from layoutsearch.layout.declared import ATTRIBUTE, CHOSEN, Declared, natural_axes
 from layoutsearch.layout.graph import LayoutGraph, OpNode
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
@@ -127,7 +127,7 @@ def _fresh(stem: str, known: Mapping[str, tvm.ir.GlobalVar], taken: set[str]) ->
 
 
 def _marked(function: relax.Function, declared: Declared) -> relax.Function:
-    return function.with_attr(ATTRIBUTE, json.dumps(declared.to_json()))
+    return function.without_attr(ATTRIBUTE).with_attr(CHOSEN, json.dumps(declared.to_json()))
 
 
 def _in_layouts(function: relax.Function, name: str, op: OpNode, declared: Declared) -> relax.Function:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,9 @@ from layoutsearch.schedule.compute.conv import conv2d_out_extent
 
 TAGS = {"NCHW": "abcd", "NHWC": "acdb", "NCHW8c": "aBcd8b", "NCHW16c": "aBcd16b"}
 """Layouts of data and result, with oneDNN's names for them."""
+
+
+_TAG, _BLOCK = re.compile(r"([A-Za-z]+)((?:\d+[a-z])*)"), re.compile(r"(\d+)([a-z])")
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Conv:
         bias: whether a bias is the third operand.
         post: what is applied to the result, in the runtime's words, in order.
         weights: oneDNN's name for the layout of the weights; `any` until it is known.
+        given: that of the weights which are passed, where they have to be packed in every call; else empty.
     """
 
     data: tuple[int, int, int, int]
@@ -39,6 +44,7 @@ class Conv:
     bias: bool = False
     post: tuple[str, ...] = ()
     weights: str = "any"
+    given: str = ""
 
     @classmethod
     def of(cls, attrs: Any, data_shape: list[int], kernel: tuple[int, ...]) -> Conv:
@@ -69,7 +75,8 @@ class Conv:
         """What the runtime reads; see `parse` in runtime.c."""
         (n, c, h, w), (_, o, oh, ow), (_, _, kh, kw) = self.data, self.out, self.kernel
         sizes = (n, c, h, w, o, oh, ow, kh, kw, *self.strides, *self.padding, *self.dilation, self.groups)
-        words = (TAGS[self.data_layout], self.weights, TAGS[self.out_layout], str(int(self.bias)), *self.post)
+        weights = f"{self.weights}<{self.given}" if self.given else self.weights
+        words = (TAGS[self.data_layout], weights, TAGS[self.out_layout], str(int(self.bias)), *self.post)
         return " ".join([*map(str, sizes), *words])
 
     @property
@@ -79,7 +86,38 @@ class Conv:
 
     def packed(self) -> Conv:
         """The same with the layout of the weights that oneDNN likes best, whatever is fused behind it."""
-        return replace(self, weights=replace(self, bias=False, post=(), weights="any").chosen.weights)
+        return replace(self, weights=replace(self, bias=False, post=(), weights="any", given="").chosen.weights)
+
+
+_DEPTHWISE = {"OIHW": "abcde", "OIHW8o": "Abcde8a", "OIHW16o": "Abcde16a", "HWIO8o": "decbA8a", "HWIO16o": "decbA16a"}
+
+
+def tag_of_kernel(layout: str, conv: Conv) -> str | None:
+    """oneDNN's name for weights in one of TVM's layouts; None where they do not have the same memory."""
+    if conv.groups > 1:
+        depthwise = conv.groups == conv.data[1] == conv.out[1]
+        return _DEPTHWISE.get(layout) if depthwise else "abcde" if layout == "OIHW" else None
+    letters, axes = dict(zip("OIHW", "abcd", strict=True)), Layout(layout).axes
+    blocked = Layout(layout).blocks
+    outer = [letters[a.letter] for a in axes if not a.is_inner]
+    outer = [c.upper() if a in blocked else c for a, c in zip(Layout(layout).primal, outer, strict=True)]
+    return "".join([*outer, *(f"{a.factor}{letters[a.letter.upper()]}" for a in axes if a.is_inner)])
+
+
+def kernel_of_tag(tag: str, conv: Conv) -> str | None:
+    """Inverse of `tag_of_kernel`; None for what TVM has no layout for, or where oneDNN fills up blocks."""
+    if conv.groups > 1:
+        found = next((name for name, known in _DEPTHWISE.items() if known == tag), None)
+    else:
+        names = dict(zip("abcd", "OIHW", strict=True))
+        outer, inner = _TAG.fullmatch(tag).groups()  # type: ignore[union-attr]
+        found = "".join(names[c.lower()] for c in outer)
+        found += "".join(f"{size}{names[c].lower()}" for size, c in _BLOCK.findall(inner))
+        if len({c for _, c in _BLOCK.findall(inner)}) < len(_BLOCK.findall(inner)):
+            return None
+    if found is None or tag_of_kernel(found, conv) != tag or not Layout(found).divides(conv.kernel, "OIHW"):
+        return None
+    return found
 
 
 def why_not(conv: Conv) -> str | None:

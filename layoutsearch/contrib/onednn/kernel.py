@@ -10,7 +10,7 @@ from tvm.ir import StringImm
 from tvm.tirx.op import buffer_data
 
 from layoutsearch.contrib.onednn.conv import Conv, why_not
-from layoutsearch.contrib.onednn.epilogue import Epilogue, Post, Unsupported, read_epilogue
+from layoutsearch.contrib.onednn.epilogue import Epilogue, Post, Unsupported
 from layoutsearch.schedule.builder import mark
 from layoutsearch.schedule.dispatch import EXTERN
 
@@ -21,26 +21,24 @@ _POINTERS = 8
 
 
 def conv_kernel(
-    conv: Conv,
-    bindings: Sequence[relax.Binding],
-    params: Sequence[relax.Var],
-    data: relax.Var,
+    conv: Conv, epilogue: Epilogue, params: Sequence[relax.Var], result: relax.TensorType, data: relax.Var,
     weights: relax.Var,
 ) -> tirx.PrimFunc:
     """The kernel of a convolution with its epilogue.
 
     Args:
         conv: the convolution alone, its weights packed.
-        bindings: of the kernel, the convolution first.
+        epilogue: what follows; its operands are among `params`.
         params: of the kernel, in order; the function takes them, then the result.
+        result: type of what it makes.
         data, weights: those of the convolution, among `params`.
 
     Raises:
         Unsupported: oneDNN has no such epilogue, or nothing but its reference implementation.
     """
-    whole, epilogue = with_epilogue(conv, read_epilogue(bindings, conv.out_layout, conv.out))
+    whole, epilogue = with_epilogue(conv, epilogue)
     buffers = {p: _buffer(p.name, p.ty) for p in params}
-    out = _buffer("out", bindings[-1].var.ty)
+    out = _buffer("out", result)
     operands = [buffer_data(buffers[p]) for p in (data, weights, *epilogue.operands)]
     operands.append(buffer_data(out))
     if len(operands) > _POINTERS:

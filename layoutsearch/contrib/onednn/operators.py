@@ -61,7 +61,8 @@ def lower_kernel(function: relax.Function) -> tirx.PrimFunc | None:
         return None
     data, weights = root.args
     conv = Conv.of(root.attrs, list(_shape(data)), tuple(int(s) for s in root.ty_args[0].shape.values)).packed()
-    return conv_kernel(conv, bindings, list(function.params), data, weights)
+    epilogue = read_epilogue(bindings, conv.out_layout, conv.out)
+    return conv_kernel(conv, epilogue, list(function.params), bindings[-1].var.ty, data, weights)
 
 
 def why_not_kernel(function: relax.Function, choice: Candidate) -> str | None:

@@ -219,7 +219,8 @@ static void serve(Team *t, int id) {
 
 typedef struct {
   long n, ic, ih, iw, oc, oh, ow, kh, kw, sh, sw, pt, pl, pb, pr, dh, dw, groups;
-  char src[32], weights[40], dst[32];
+  char src[32], weights[80], dst[32];
+  char *given; /* layout of the weights that are passed, where they are packed in every call; within `weights` */
   int bias;
   int posts;
   struct {
@@ -253,8 +254,10 @@ static int parse(const char *text, Spec *s, char *error) {
     at += used;
   }
   int used = 0;
-  if (sscanf(text + at, "%31s %39s %31s %d%n", s->src, s->weights, s->dst, &s->bias, &used) != 4) goto bad;
+  if (sscanf(text + at, "%31s %79s %31s %d%n", s->src, s->weights, s->dst, &s->bias, &used) != 4) goto bad;
   at += used;
+  s->given = strchr(s->weights, '<');
+  if (s->given != NULL) *s->given++ = 0;
   char word[64];
   while (sscanf(text + at, "%63s%n", word, &used) == 1) {
     at += used;
@@ -390,6 +393,8 @@ typedef struct Instance {
   int count, operands; /* of the arguments; those before the scratchpad have the caller's pointers */
   int sum;             /* number of the caller's operand that has to be in the result beforehand; 0 for none */
   size_t bytes;        /* of the result */
+  dnnl_primitive_t repack; /* of the weights, in every call; NULL where they are packed */
+  dnnl_memory_t plain, packed;
   dnnl_exec_arg_t args[MAX_POINTERS + 1];
 } Instance;
 
@@ -403,6 +408,24 @@ static int add_argument(Instance *one, int index, const_dnnl_memory_desc_t md, c
   return 0;
 failed:
   return -1;
+}
+
+static int make_repack(Instance *one, const Spec *s, char *error) {
+  dnnl_memory_desc_t from = NULL, to = NULL;
+  dnnl_primitive_desc_t pd = NULL;
+  int result = -1;
+  CHECK(describe_weights(s, tag_of(s->given), &from), "weights");
+  CHECK(describe_weights(s, tag_of(s->weights), &to), "layout of the weights");
+  CHECK(dnnl_reorder_primitive_desc_create(&pd, from, engine(), to, engine(), NULL), "reorder");
+  CHECK(dnnl_primitive_create(&one->repack, pd), "reorder");
+  CHECK(dnnl_memory_create(&one->plain, from, engine(), NULL), "memory");
+  CHECK(dnnl_memory_create(&one->packed, to, engine(), DNNL_MEMORY_ALLOCATE), "memory");
+  result = 0;
+failed:
+  if (pd != NULL) dnnl_primitive_desc_destroy(pd);
+  if (from != NULL) dnnl_memory_desc_destroy(from);
+  if (to != NULL) dnnl_memory_desc_destroy(to);
+  return result;
 }
 
 static int make(Instance *one, char *error) {
@@ -434,6 +457,7 @@ static int make(Instance *one, char *error) {
     if (add_argument(one, index, dnnl_primitive_desc_query_md(pd, dnnl_query_exec_arg_md, index), error)) goto failed;
   }
   if (add_argument(one, DNNL_ARG_DST, dnnl_primitive_desc_query_md(pd, dnnl_query_dst_md, 0), error)) goto failed;
+  if (s.given != NULL && make_repack(one, &s, error)) goto failed;
   one->bytes = dnnl_memory_desc_get_size(dnnl_primitive_desc_query_md(pd, dnnl_query_dst_md, 0));
   one->operands = one->count;
   const_dnnl_memory_desc_t scratch = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
@@ -501,6 +525,14 @@ static void convolve(Run *run, int threads) {
   }
   for (int i = 0; i < one->operands; i++)
     CHECK(dnnl_memory_set_data_handle(one->args[i].memory, run->pointers[i]), "operand");
+  if (one->repack != NULL) {
+    void *packed = NULL;
+    dnnl_exec_arg_t args[2] = {{DNNL_ARG_FROM, one->plain}, {DNNL_ARG_TO, one->packed}};
+    CHECK(dnnl_memory_set_data_handle(one->plain, run->pointers[1]), "weights");
+    CHECK(dnnl_primitive_execute(one->repack, one->stream, 2, args), "reorder");
+    CHECK(dnnl_memory_get_data_handle(one->packed, &packed), "weights");
+    CHECK(dnnl_memory_set_data_handle(one->args[1].memory, packed), "weights");
+  }
   CHECK(dnnl_primitive_execute(one->primitive, one->stream, one->count, one->args), "execution");
   CHECK(dnnl_stream_wait(one->stream), "execution");
   run->failed = 0;
