@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterable
+from typing import Any
 
 import tvm
 from tvm import relax
@@ -65,6 +66,22 @@ def run_codegen(module: tvm.IRModule) -> tvm.IRModule:
         return module
     require_generators(names)
     return relax.transform.RunCodegen()(module)
+
+
+def generated(function: relax.Function) -> list[Any]:
+    """The runtime modules that the code generator of one external function makes of it.
+
+    Raises:
+        ModelError: it is not registered.
+    """
+    name = str(function.attrs["Codegen"])
+    require_generators([name])
+    return list(tvm.get_global_func(f"relax.ext.{name}")([function], {}, {}))
+
+
+def function_types(function: relax.Function) -> list[relax.TensorType]:
+    """Types of the parameters and of the result."""
+    return [*(p.ty for p in function.params), function.ret_ty]
 
 
 def require_generators(names: Iterable[str]) -> None:

@@ -59,9 +59,7 @@ def proxy_attrs(call: relax.Call, op: OpNode, layout: Layout | None) -> tvm.ir.A
     return _attrs(str(call.attrs["function"]), list(physical), op.result.dtype)
 
 
-def put_back(
-    module: tvm.IRModule, functions: Functions, graph: LayoutGraph, assignment: Assignment
-) -> tvm.IRModule:
+def put_back(module: tvm.IRModule, functions: Functions, graph: LayoutGraph, assignment: Assignment) -> tvm.IRModule:
     """The converted module with calls of functions in the layouts of the assignment."""
     if not functions:
         return module

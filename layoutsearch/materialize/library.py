@@ -26,9 +26,10 @@ def library(name: str) -> Any:
 
 
 def libraries_of(functions: Iterable[tvm.ir.BaseFunc]) -> tuple[str, ...]:
-    """Names of the external libraries that kernels call: what has to be linked with them."""
-    found = {str(f.attrs[EXTERN]) for f in functions if isinstance(f, tirx.PrimFunc) and f.attrs and EXTERN in f.attrs}
-    return tuple(sorted(found))
+    """Names of the libraries of ours that kernels and external functions call: what has to be linked with them."""
+    attrs = [f.attrs for f in functions if f.attrs is not None]
+    found = {str(a[key]) for a in attrs for key in (EXTERN, "Codegen") if key in a}
+    return tuple(sorted(found & set(NAMES)))
 
 
 def link_input(module: tvm.IRModule, target: tvm.target.Target) -> LinkInput | None:

@@ -157,7 +157,10 @@ def _without_scalars(module: tvm.IRModule) -> tvm.IRModule:
             output = not isinstance(binding.var, tvm.relax.DataflowVar)
             env[binding.var] = writer.bind(binding.var.name, substitute(value, env), output=output)
         writer.end_block(dataflow=True)
-    return tvm.IRModule({tvm.ir.GlobalVar("main"): writer.function(main.params, substitute(main.body.body, env))})
+    rest = {g: f for g, f in module.functions_items() if g.name_hint != "main"}
+    return tvm.IRModule(
+        {**rest, tvm.ir.GlobalVar("main"): writer.function(main.params, substitute(main.body.body, env))}
+    )
 
 
 def _parameter_axes(module: tvm.IRModule, ops: list[OpNode]) -> tuple[tuple[str, str], ...]:

@@ -1,8 +1,8 @@
 """The Relax code generator `relax.ext.onednn`: external functions of one convolution, with what is fused behind it.
 
-    module = partition(module)                       # convolutions become external functions
-    module = declare_layouts(module, declaration)    # in the layouts that oneDNN likes
-    tvm.compile(..., relax_pipeline=layoutsearch.pipeline(plan)).export_library(path, **export_options())
+module = partition(module)                       # convolutions become external functions
+module = declare_layouts(module, declaration)    # in the layouts that oneDNN likes
+tvm.compile(..., relax_pipeline=layoutsearch.pipeline(plan)).export_library(path, **export_options())
 """
 
 from __future__ import annotations

@@ -21,7 +21,11 @@ _POINTERS = 8
 
 
 def conv_kernel(
-    conv: Conv, epilogue: Epilogue, params: Sequence[relax.Var], result: relax.TensorType, data: relax.Var,
+    conv: Conv,
+    epilogue: Epilogue,
+    params: Sequence[relax.Var],
+    result: relax.TensorType,
+    data: relax.Var,
     weights: relax.Var,
 ) -> tirx.PrimFunc:
     """The kernel of a convolution with its epilogue.

@@ -83,8 +83,10 @@ static Member *self(void) { return (Member *)pthread_getspecific(key_of_process(
 
 static void enter(Member *member) { pthread_setspecific(key_of_process(), member); }
 
+/* Two threads may share a core for a while: who waits longer than a moment lets others run, as TVM's pool does. */
 static inline void pause_briefly(int *spins) {
-  if (++*spins & 0xfff) {
+  if (*spins < 100) {
+    ++*spins;
     __builtin_ia32_pause();
   } else {
     sched_yield();
