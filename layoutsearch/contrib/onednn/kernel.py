@@ -11,7 +11,7 @@ from tvm.tirx.op import buffer_data
 
 from layoutsearch.contrib.onednn.conv import Conv, why_not
 from layoutsearch.contrib.onednn.epilogue import Epilogue, Post, Unsupported
-from layoutsearch.schedule.builder import mark
+from layoutsearch.schedule.builder import finish
 from layoutsearch.schedule.dispatch import EXTERN
 
 NAME = "onednn"
@@ -90,4 +90,4 @@ def _calling(params: Sequence[tirx.Buffer], symbol: str, *arguments: object) -> 
     done = tirx.call_extern("int32", symbol, *arguments)
     says = StringImm(f"{symbol} failed; standard error says why")
     body = tirx.AssertStmt(done == 0, StringImm("RuntimeError"), [says])
-    return mark(tirx.PrimFunc(list(params), body)).with_attr(EXTERN, NAME)
+    return finish(tirx.PrimFunc(list(params), body), [], [body]).with_attr(EXTERN, NAME)

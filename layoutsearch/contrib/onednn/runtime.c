@@ -644,13 +644,22 @@ int layoutsearch_onednn_choose(const char *text, int threads, char *weights, lon
   const char *name = NULL;
   CHECK(dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, &name), "implementation");
   snprintf(how, MESSAGE, "%s", name);
+  name = how;
   *bytes = (long)dnnl_memory_desc_get_size(chosen);
   for (int tag = dnnl_format_tag_any + 1; tag < dnnl_format_tag_last; tag++) {
     if (describe_weights(&s, (dnnl_format_tag_t)tag, &md) != dnnl_success) continue;
     int same = dnnl_memory_desc_equal(md, chosen);
     dnnl_memory_desc_destroy(md);
+    if (!same) continue;
+    /* Of 1 x 1 kernels several names are the same memory, and not every one finds the implementation again. */
+    dnnl_primitive_desc_t again = NULL;
+    const char *found = NULL;
+    snprintf(s.weights, sizeof s.weights, "%s", dnnl_fmt_tag2str((dnnl_format_tag_t)tag));
+    if (describe(&s, &again, error)) continue;
+    same = dnnl_primitive_desc_query(again, dnnl_query_impl_info_str, 0, &found) == dnnl_success && !strcmp(found, name);
+    dnnl_primitive_desc_destroy(again);
     if (same) {
-      snprintf(weights, 40, "%s", dnnl_fmt_tag2str((dnnl_format_tag_t)tag));
+      snprintf(weights, 40, "%s", s.weights);
       result = 0;
       break;
     }
