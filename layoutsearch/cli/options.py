@@ -28,6 +28,16 @@ def metaschedule_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return budget(database(command))
 
 
+desired_layout_option = click.option(
+    "--desired-layout",
+    "desired_layouts",
+    multiple=True,
+    metavar="OP=DATA[:KERNEL[:OUT]]",
+    help="Layouts an op must have, as nn.conv2d=NHWC:HWIO; also nn.conv2d_depthwise, nn.conv2d_pointwise, default, an "
+    "op's id or name; alternatives by comma; may be repeated, the more specific wins.",
+)
+
+
 def parse_metaschedule(budget: str | None, database: str | None) -> MetaScheduleOptions:
     """What `metaschedule_options` give.
 

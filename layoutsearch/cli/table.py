@@ -24,7 +24,8 @@ def explanation_table(rows: Sequence[ExplainRow]) -> Table:
         op = row.op
         name = op.id + (f" +{row.fused}" if row.fused else "")
         transforms = "\n".join(row.transforms)
-        table.add_row(name, _layouts(op.choice), _us(op.predicted_us), _us(op.uniform_us), transforms, op.why)
+        why = "\n".join(filter(None, (op.why, row.joined)))
+        table.add_row(name, _layouts(op.choice), _us(op.predicted_us), _us(op.uniform_us), transforms, why)
     return table
 
 

@@ -12,6 +12,7 @@ from layoutsearch.layout.candidate import DIRECT, EXTERN, WINOGRAD, Candidate
 from layoutsearch.layout.graph import LayoutGraph, OpNode, conv_info, declared_choices
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
+from layoutsearch.layout.matching import channels_of
 from layoutsearch.layout.rules import initial_candidate, why_illegal
 from layoutsearch.layout.space import Rule, SearchSpace
 
@@ -21,12 +22,21 @@ MIN_DIVISOR = 4
 
 @dataclass(frozen=True)
 class OpSpace:
-    """Candidates of one operator, and what the rule proposed in vain."""
+    """Candidates of one operator.
+
+    Attributes:
+        op: bound variable.
+        rule: name of the rule that decides.
+        candidates: at least one.
+        refused: what the rule proposed in vain, and what is pinned away or forbidden: text and reason.
+        pinned: what pins the operator, in words; empty where it is free.
+    """
 
     op: str
     rule: str
     candidates: tuple[Candidate, ...]
     refused: tuple[tuple[str, str], ...]
+    pinned: str = ""
 
 
 def enumerate_candidates(graph: LayoutGraph, space: SearchSpace) -> dict[str, OpSpace]:
@@ -35,32 +45,50 @@ def enumerate_candidates(graph: LayoutGraph, space: SearchSpace) -> dict[str, Op
     Raises:
         SpaceError: a rule leaves an operator without a legal candidate, or a pattern is not a layout.
     """
-    return {op.name: _op_space(op, space) for op in graph.ops if op.role is not Role.FROZEN}
+    rules = space.rules_for(graph)
+    return {op.name: _op_space(op, rules[op.name], space) for op in graph.ops if op.role is not Role.FROZEN}
 
 
-def _op_space(op: OpNode, space: SearchSpace) -> OpSpace:
+def _op_space(op: OpNode, rules: Sequence[Rule], space: SearchSpace) -> OpSpace:
     declared = declared_choices(op)
     if declared:
         return OpSpace(op.name, "declared", tuple(choice.candidate for choice in declared), ())
-    rule = space.rule_for(op)
+    if not rules:
+        raise SpaceError(
+            f"{space.source}: no rule matches {op.id} ({op.op}); end the file with a rule whose match is {{}}"
+        )
+    rule = rules[0]
     blocks = rule.blocks or space.blocks
     found: dict[Candidate, None] = {}
     refused: list[tuple[str, str]] = []
     for text, candidate in _proposals(op, rule, blocks, space.source):
-        reason = why_illegal(op, candidate) or _why_no_algorithm(op, candidate)
+        reason = why_not(op, candidate)
         if reason is None:
             found.setdefault(candidate)
         else:
             refused.append((text, reason))
-    for pattern in rule.forbid:
-        for _, candidate in _expand(op, pattern, blocks, space.source):
-            found.pop(candidate, None)
-    if op.role is Role.FLEXIBLE and not rule.pin:
-        found.setdefault(initial_candidate(op))
+    why = "; ".join(f"{text}: {reason}" for text, reason in refused[:3])
+    why = why or ("everything is forbidden" if found else "no block of it divides the channels")
+    # What is flexible can always stay as it is.
+    stays = [initial_candidate(op)] if op.role is Role.FLEXIBLE and not rule.pin else []
+    banned = set(forbidden(op, rule, blocks, space.source))
+    refused += [(str(c), f"forbidden by {rule}") for c in found if c in banned and c not in stays]
+    found = {c: None for c in found if c not in banned}
+    for candidate in stays:
+        found.setdefault(candidate)
     if not found:
-        why = "; ".join(f"{text}: {reason}" for text, reason in refused[:3]) or "everything is forbidden"
-        raise SpaceError(f"{space.source}: rule {rule.name!r} leaves no candidate for {op.id}: {why}")
-    return OpSpace(op.name, rule.name, tuple(found), tuple(refused))
+        raise SpaceError(f"{space.source}: {rule} leaves no candidate for {op.id}: {why}")
+    return OpSpace(op.name, rule.name, tuple(found), tuple(refused), str(rule) if rule.pin else "")
+
+
+def forbidden(op: OpNode, rule: Rule, blocks: Sequence[int], source: str) -> list[Candidate]:
+    """What a rule forbids for `op`."""
+    return [candidate for pattern in rule.forbid for _, candidate in expand(op, pattern, blocks, source)]
+
+
+def why_not(op: OpNode, candidate: Candidate) -> str | None:
+    """Why `op` of this model cannot run as `candidate`; None when it can."""
+    return why_illegal(op, candidate) or _why_no_algorithm(op, candidate)
 
 
 def _why_no_algorithm(op: OpNode, candidate: Candidate) -> str | None:
@@ -72,7 +100,7 @@ def _why_no_algorithm(op: OpNode, candidate: Candidate) -> str | None:
 
 def _proposals(op: OpNode, rule: Rule, blocks: Sequence[int], source: str) -> list[tuple[str, Candidate]]:
     if not rule.pin:
-        return [p for pattern in rule.layouts for p in _expand(op, pattern, blocks, source)]
+        return [p for pattern in rule.layouts for p in expand(op, pattern, blocks, source)]
     try:
         if len(rule.pin) > 2:
             pinned = Candidate.of(*rule.pin)
@@ -83,13 +111,13 @@ def _proposals(op: OpNode, rule: Rule, blocks: Sequence[int], source: str) -> li
     return [(",".join(rule.pin), pinned)]
 
 
-def _expand(op: OpNode, pattern: str, blocks: Sequence[int], source: str) -> list[tuple[str, Candidate]]:
+def expand(op: OpNode, pattern: str, blocks: Sequence[int], source: str) -> list[tuple[str, Candidate]]:
     """Every filling of {i}, {o}, {b} and {k}; `A->B:K@G` reads A, writes B, has its kernel in K, is computed by G."""
     named, _, algorithm = pattern.partition("@")
     layouts, _, kernel = named.partition(":")
     data, _, out = layouts.partition("->")
     out = out or data
-    inputs, outputs = _channels(op)
+    inputs, outputs = channels_of(op)
     choices = [("b", math.gcd(inputs, outputs)), ("i", inputs), ("o", outputs)]
     texts = [(data, out, kernel)]
     for letter, channels in choices:
@@ -108,18 +136,6 @@ def _expand(op: OpNode, pattern: str, blocks: Sequence[int], source: str) -> lis
         except ValueError as error:
             raise SpaceError(f"{source}: pattern {pattern!r}: {error}") from None
     return found
-
-
-def _channels(op: OpNode) -> tuple[int, int]:
-    if op.op in kinds.CONVOLUTIONS:
-        info = conv_info(op)
-        return info.in_channels, info.out_channels
-    extents = dict(zip(op.result.axes, op.result.shape or (), strict=False))
-    channels = extents.get("C", 1)
-    if op.op in kinds.REDUCTIONS:
-        operand = op.operands[0].info
-        channels = dict(zip(operand.axes, operand.shape or (), strict=False)).get("C", 1)
-    return channels, channels
 
 
 def _fitting(channels: int, blocks: Sequence[int], letter: str) -> list[int]:

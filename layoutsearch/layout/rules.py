@@ -142,7 +142,7 @@ def _why_not_winograd(op: OpNode, choice: Candidate) -> str | None:
         return f"kernel layout {choice.kernel} blocks another axis than I and O"
     info = conv_info(op)
     if op.op != kinds.CONV or info.kernel != (3, 3) or info.strides != (1, 1) or info.dilation != (1, 1):
-        return f"{choice.algorithm} is for 3x3 convolutions of stride and dilation 1"
+        return f"no {choice.algorithm} kernel for {_geometry(op)}: it is for 3x3 convolutions of stride and dilation 1"
     if info.groups != 1 or info.in_channels % _WINOGRAD_CHANNELS or info.out_channels % _WINOGRAD_CHANNELS:
         return f"{choice.algorithm} needs one group and channels in multiples of {_WINOGRAD_CHANNELS}"
     if op.result.dtype != "float32" or op.operands[0].info.dtype != "float32":
@@ -151,6 +151,18 @@ def _why_not_winograd(op: OpNode, choice: Candidate) -> str | None:
         if layout.axes[-1].letter.upper() != "C":
             return f"{choice.algorithm} needs channels innermost, not {layout}"
     return None
+
+
+def _geometry(op: OpNode) -> str:
+    info, words = conv_info(op), []
+    if op.op != kinds.CONV:
+        words.append(op.op.rpartition(".")[2])
+    if info.kernel != (3, 3):
+        words.append("{}x{}".format(*info.kernel))
+    for name, (y, x) in (("stride", info.strides), ("dilation", info.dilation)):
+        if (y, x) != (1, 1):
+            words.append(f"{name} {y}" if y == x else f"{name} {y}x{x}")
+    return ", ".join(words)
 
 
 def _why_conv_blocks(op: OpNode, choice: Candidate) -> str | None:
@@ -167,7 +179,9 @@ def _why_conv_blocks(op: OpNode, choice: Candidate) -> str | None:
         return None
     # Weights beside unblocked data may be blocked all the same: a vector of output channels is then contiguous.
     if (i > 1 and ki != i) or (o > 1 and ko != o):
-        return f"the kernel's blocks {ki}i{ko}o are not the data's {i} and the result's {o}"
+        axes = "".join(a.letter for a in choice.kernel.axes if not a.is_inner)
+        expected = axes + (f"{i}i" if i > 1 else "") + (f"{o}o" if o > 1 else "")
+        return f"the kernel's blocks {ki}i{ko}o are not the data's {i} and the result's {o}, as in {expected}"
     inputs, outputs = info.in_channels // info.groups, info.out_channels // info.groups
     if info.groups > 1 and (inputs % max(i, ki) or outputs % max(o, ko)):
         return f"a block of {choice} crosses the groups"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,25 +14,14 @@ from typing import Any
 import jsonschema
 
 from layoutsearch.errors import SpaceError
-from layoutsearch.layout import kinds
-from layoutsearch.layout.graph import OpNode, conv_info
+from layoutsearch.layout.graph import LayoutGraph
+from layoutsearch.layout.matching import MATCH_SCHEMA, matching
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-_RANGE = {
-    "anyOf": [
-        {"type": "integer"},
-        {
-            "type": "object",
-            "properties": {"min": {"type": "integer"}, "max": {"type": "integer"}},
-            "additionalProperties": False,
-        },
-    ]
-}
-_PAIR = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
 _LAYOUTS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 _BLOCKS = {"type": "array", "items": {"type": "integer", "minimum": 2}, "minItems": 1}
 _SCHEMA = {
@@ -64,23 +52,7 @@ _SCHEMA = {
                 "additionalProperties": False,
                 "properties": {
                     "name": {"type": "string"},
-                    "match": {
-                        "type": "object",
-                        "additionalProperties": False,
-                        "properties": {
-                            "op": {"type": "string"},
-                            "kind": {"type": "string"},
-                            "id": {"type": "string"},
-                            "depthwise": {"type": "boolean"},
-                            "pointwise": {"type": "boolean"},
-                            "grouped": {"type": "boolean"},
-                            "kernel": _PAIR,
-                            "stride": _PAIR,
-                            "dilation": _PAIR,
-                            "in_channels": _RANGE,
-                            "out_channels": _RANGE,
-                        },
-                    },
+                    "match": MATCH_SCHEMA,
                     "layouts": _LAYOUTS,
                     "pin": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 4},
                     "forbid": _LAYOUTS,
@@ -107,9 +79,12 @@ class Rule:
     forbid: tuple[str, ...] = ()
     blocks: tuple[int, ...] | None = None
 
-    def matches(self, op: OpNode) -> bool:
-        """Whether the rule is about `op`."""
-        return all(_MATCHERS[key](op, value) for key, value in self.match.items())
+    def matches(self, graph: LayoutGraph) -> frozenset[str]:
+        """Bound variables of the operators that the rule is about."""
+        return matching(graph, self.match)
+
+    def __str__(self) -> str:
+        return f"rule {self.name!r}"
 
 
 @dataclass(frozen=True)
@@ -122,18 +97,10 @@ class SearchSpace:
     kind: str
     feature: str | None = None
 
-    def rule_for(self, op: OpNode) -> Rule:
-        """The first rule that matches.
-
-        Raises:
-            SpaceError: none does.
-        """
-        for rule in self.rules:
-            if rule.matches(op):
-                return rule
-        raise SpaceError(
-            f"{self.source}: no rule matches {op.id} ({op.op}); end the file with a rule whose match is {{}}"
-        )
+    def rules_for(self, graph: LayoutGraph) -> dict[str, tuple[Rule, ...]]:
+        """The rules that match each operator, by bound variable; the first one decides."""
+        matched = [(rule, rule.matches(graph)) for rule in self.rules]
+        return {op.name: tuple(rule for rule, names in matched if op.name in names) for op in graph.ops}
 
 
 def with_library(space: SearchSpace, name: str, patterns: Sequence[str]) -> SearchSpace:
@@ -237,29 +204,3 @@ def _line(text: str, pattern: str, start: int = 1, count: int = 1) -> int:
             if count == 0:
                 return number
     return start
-
-
-def _in_range(value: int, wanted: Any) -> bool:
-    if isinstance(wanted, int):
-        return value == wanted
-    return wanted.get("min", value) <= value <= wanted.get("max", value)
-
-
-def _conv(test: Callable[[Any, Any], bool]) -> Callable[[OpNode, Any], bool]:
-    """A test of a convolution's geometry; false for every other operator."""
-    return lambda op, wanted: op.op in kinds.CONVOLUTIONS and test(conv_info(op), wanted)
-
-
-_MATCHERS: Mapping[str, Callable[[OpNode, Any], bool]] = {
-    "op": lambda op, wanted: op.op in (wanted, f"relax.{wanted}"),
-    "kind": lambda op, wanted: op.kind == wanted,
-    "id": lambda op, wanted: fnmatch.fnmatchcase(op.id, wanted),
-    "depthwise": _conv(lambda c, wanted: c.depthwise == wanted),
-    "pointwise": _conv(lambda c, wanted: (c.kernel == (1, 1) and c.groups == 1) == wanted),
-    "grouped": _conv(lambda c, wanted: (c.groups > 1 and not c.depthwise) == wanted),
-    "kernel": _conv(lambda c, wanted: c.kernel == tuple(wanted)),
-    "stride": _conv(lambda c, wanted: c.strides == tuple(wanted)),
-    "dilation": _conv(lambda c, wanted: c.dilation == tuple(wanted)),
-    "in_channels": _conv(lambda c, wanted: _in_range(c.in_channels, wanted)),
-    "out_channels": _conv(lambda c, wanted: _in_range(c.out_channels, wanted)),
-}

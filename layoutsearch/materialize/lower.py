@@ -21,11 +21,13 @@ class Lowered:
         module: `main` calls PrimFuncs only (and what cannot be lowered, as it was).
         kernels: which operators each fused kernel holds.
         transforms: kernels that are a layout transform and nothing else, with the number of calls of each.
+        scheduled: kernels that are scheduled already.
     """
 
     module: tvm.IRModule
     kernels: tuple[Kernel, ...]
     transforms: dict[str, int]
+    scheduled: frozenset[str] = frozenset()
 
 
 def lower(module: tvm.IRModule, target: tvm.target.Target) -> Lowered:

@@ -22,6 +22,7 @@ from layoutsearch.materialize.convert import Materialized, materialize
 from layoutsearch.materialize.lower import Lowered, lower
 from layoutsearch.model.canonicalize import canonicalize
 from layoutsearch.model.fingerprint import fingerprint
+from layoutsearch.plan.pairs import Join, join_pairs
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.plan.sequence import sequence_kernels
 from layoutsearch.schedule.audit import audit
@@ -42,10 +43,11 @@ class Applied:
     Attributes:
         module: `main` in the plan's layouts, every kernel scheduled TIR.
         materialized: the Relax module in the plan's layouts, verified.
-        lowered: its kernels before scheduling.
+        lowered: its kernels before scheduling; those that were two are scheduled already.
         slow_loops: loop nests of scheduled kernels that are neither parallel nor vectorised, by kernel; empty is right.
         graph: of the canonical module.
         assignment: the plan's choices by bound variable of the canonical module.
+        joins: the kernels that were two.
     """
 
     module: tvm.IRModule
@@ -54,6 +56,7 @@ class Applied:
     slow_loops: Mapping[str, list[str]]
     graph: LayoutGraph
     assignment: Mapping[str, Candidate]
+    joins: tuple[Join, ...] = ()
 
 
 def target_of(plan: LayoutPlan) -> tvm.target.Target:
@@ -133,11 +136,11 @@ def apply_plan(module: tvm.IRModule, plan: LayoutPlan, target: tvm.target.Target
         key = (tensor_id(transform.tensor, ids), str(transform.source), str(transform.target))
         if key not in listed:
             raise MaterializeError(f"a transform of {key[0]} from {key[1]} to {key[2]} is needed, the plan lists none")
-    lowered = lower(materialized.module, target)
-    schedules = {by.name: op.schedule for op in plan.ops if op.schedule for by in graph.ops if by.id == op.id}
     info = TargetInfo.from_target(target, plan.threads)
+    lowered, joins = join_pairs(lower(materialized.module, target), plan.fusions, graph, info)
+    schedules = {by.name: op.schedule for op in plan.ops if op.schedule for by in graph.ops if by.id == op.id}
     scheduled, slow = schedule_kernels(lowered, schedules, info, ids)
-    return Applied(scheduled, materialized, lowered, slow, graph, assignment)
+    return Applied(scheduled, materialized, lowered, slow, graph, assignment, joins)
 
 
 def tensor_id(tensor: str, ids: Mapping[str, str]) -> str:
@@ -151,7 +154,7 @@ def tensor_id(tensor: str, ids: Mapping[str, str]) -> str:
 def schedule_kernels(
     lowered: Lowered, schedules: Mapping[str, Schedule], target: TargetInfo, ids: Mapping[str, str] | None = None
 ) -> tuple[tvm.IRModule, dict[str, list[str]]]:
-    """Schedule every kernel: as `schedules` say for the bound variable of its root, else by default.
+    """Schedule every kernel that is not yet: as `schedules` say for the bound variable of its root, else by default.
 
     Raises:
         PlanError: equal kernels with different schedules.
@@ -168,10 +171,11 @@ def schedule_kernels(
     roots = {kernel.function: kernel.groups[0][0] for kernel in lowered.kernels}
     for gv, function in lowered.module.functions_items():
         if isinstance(function, tirx.PrimFunc):
-            schedule = chosen.get(gv.name_hint) or default_schedule(function, target)
             root = roots.get(gv.name_hint, gv.name_hint)
             try:
-                function = apply_schedule(function, schedule, target)
+                if gv.name_hint not in lowered.scheduled:
+                    schedule = chosen.get(gv.name_hint) or default_schedule(function, target)
+                    function = apply_schedule(function, schedule, target)
             except ScheduleError as error:
                 raise ScheduleError(f"op {(ids or {}).get(root, root)}: {error}") from None
             reports = audit(function)

@@ -14,7 +14,7 @@ import jsonschema
 
 from layoutsearch.errors import PlanError
 from layoutsearch.layout.candidate import DIRECT, Candidate
-from layoutsearch.plan.schema import PLAN_SCHEMA, SCHEMA_ID, SECTIONS, digests
+from layoutsearch.plan.schema import OPTIONAL_SECTIONS, PLAN_SCHEMA, SCHEMA_ID, SECTIONS, digests
 from layoutsearch.schedule.value import Schedule
 
 
@@ -114,6 +114,40 @@ class PlanTransform:
 
 
 @dataclass(frozen=True)
+class PlanFusion:
+    """Two kernels that become one: a depthwise convolution and the pointwise one that alone reads its result.
+
+    Attributes:
+        first, second: ids of the roots of the two kernels.
+        schedule: of the one.
+        measured_us: what the one took.
+        apart_us: what the two took together in the same minutes.
+    """
+
+    first: str
+    second: str
+    schedule: Schedule
+    measured_us: float | None = None
+    apart_us: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "first": self.first,
+            "second": self.second,
+            "schedule": self.schedule.to_json(),
+            "measured_us": self.measured_us,
+            "apart_us": self.apart_us,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> PlanFusion:
+        """Inverse of `to_json`; raises PlanError for a schedule that cannot be."""
+        schedule = Schedule.from_json(data["schedule"])
+        return cls(data["first"], data["second"], schedule, data["measured_us"], data["apart_us"])
+
+
+@dataclass(frozen=True)
 class LayoutPlan:
     """A whole plan. The mappings are as in plan.json; see `layoutsearch.plan.schema`."""
 
@@ -125,6 +159,7 @@ class LayoutPlan:
     transforms: tuple[PlanTransform, ...]
     objective: Mapping[str, Any] = field(hash=False)
     validation: Mapping[str, Any] = field(hash=False)
+    fusions: tuple[PlanFusion, ...] = ()
 
     @property
     def fingerprint(self) -> str:
@@ -153,6 +188,7 @@ class LayoutPlan:
             "transforms": [t.to_json() for t in self.transforms],
             "objective": dict(self.objective),
             "validation": dict(self.validation),
+            **({"fusions": [f.to_json() for f in self.fusions]} if self.fusions else {}),
         }
         # Through JSON once, so that tuples and floats hash as they will be read.
         data = json.loads(json.dumps(data))
@@ -174,7 +210,7 @@ class LayoutPlan:
             where = "/".join(str(p) for p in error.absolute_path) or "top level"
             raise PlanError(f"{source}, {where}: {error.message[:200]}; tune again")
         actual = digests(data)
-        edited = [s for s in SECTIONS if data["digests"].get(s) != actual[s]]
+        edited = [s for s in (*SECTIONS, *OPTIONAL_SECTIONS) if data["digests"].get(s) != actual.get(s)]
         if edited:
             raise PlanError(
                 f"{source}: section {edited[0]!r} was edited after the plan was written (its digest does not match); "
@@ -189,6 +225,7 @@ class LayoutPlan:
             transforms=tuple(PlanTransform.from_json(t) for t in data["transforms"]),
             objective=data["objective"],
             validation=data["validation"],
+            fusions=tuple(PlanFusion.from_json(f) for f in data.get("fusions", ())),
         )
 
     @classmethod

@@ -9,6 +9,8 @@ from typing import Any
 
 SCHEMA_ID = "layoutsearch.plan/1"
 SECTIONS = ("tool", "target", "device", "model", "ops", "transforms", "objective", "validation")
+OPTIONAL_SECTIONS = ("fusions",)
+"""Left out where they are empty, as in plans of before they were there."""
 
 _NUMBER = {"type": ["number", "null"]}
 _TEXT = {"type": "string"}
@@ -108,7 +110,22 @@ PLAN_SCHEMA: dict[str, Any] = _object(
             }
         ),
         "digests": {"type": "object"},
-    }
+    },
+    {
+        "fusions": {
+            "type": "array",
+            "minItems": 1,
+            "items": _object(
+                {
+                    "first": _TEXT,
+                    "second": _TEXT,
+                    "schedule": _SCHEDULE["anyOf"][1],
+                    "measured_us": _NUMBER,
+                    "apart_us": _NUMBER,
+                }
+            ),
+        }
+    },
 )
 
 
@@ -118,5 +135,6 @@ def digests(data: Mapping[str, Any]) -> dict[str, str]:
         section: hashlib.sha256(
             json.dumps(data[section], sort_keys=True, separators=(",", ":")).encode("utf-8")
         ).hexdigest()[:16]
-        for section in SECTIONS
+        for section in (*SECTIONS, *OPTIONAL_SECTIONS)
+        if section in data
     }

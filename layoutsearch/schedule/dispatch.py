@@ -101,6 +101,8 @@ def apply(func: tirx.PrimFunc, schedule: Schedule, target: TargetInfo) -> tirx.P
         tail = Epilogue(c.output, (), {}, True)
         rest = anatomy.stages[c.position + 1 :]
     before = [s for s in anatomy.stages[: c.position] if s is not c.pad]
+    if schedule.template not in _KERNELS:
+        raise ScheduleError(f"schedule template {schedule.template} is for two kernels that become one")
     if (schedule.template == "winograd") != bool(c.winograd):
         raise ScheduleError(f"schedule template {schedule.template} is for another algorithm than the kernel's")
     main = _KERNELS[schedule.template](c, tail, schedule, target).emit()

@@ -53,6 +53,9 @@ TEMPLATES: dict[str, TemplateSpec] = {
     "loops": TemplateSpec(1, {}, revision=3),
     "reshape": TemplateSpec(1, {}),
     "stack": TemplateSpec(1, {}),
+    "depthwise_pointwise": TemplateSpec(
+        1, {"rows": (1, 1 << 16), "tile": (1, 64), "vectors": (1, 128), "dw_tile": (1, 64), "dw_vectors": (1, 128)}
+    ),
     "metaschedule": TemplateSpec(1, {"trace": TRACE}),
     "extern": TemplateSpec(1, {}),
 }

@@ -30,7 +30,7 @@ from layoutsearch.search.workloads import KernelNode
 
 @dataclass(frozen=True)
 class PlanContext:
-    """What all plans of a run have in common."""
+    """What all plans of a run have in common; `pins` says what pins an operator, by bound variable."""
 
     loaded: LoadedModel
     graph: LayoutGraph
@@ -38,6 +38,7 @@ class PlanContext:
     target: tvm.target.Target
     device: DeviceIdentity
     errors: Errors = field(default_factory=dict, hash=False)
+    pins: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def make_plan(
     ops = []
     for position, (node, index) in enumerate(zip(program.nodes, solution, strict=True)):
         other = uniform[position] if uniform is not None else None
-        ops += _plan_ops(context.graph, node, index, other, uniform_name, lab, program, position, context.errors)
+        ops += _plan_ops(context, node, index, other, uniform_name, lab, program, position)
     assignment = program.choices(solution)
     total = program.problem.evaluate(solution).total
     return LayoutPlan(
@@ -180,7 +181,7 @@ def _round(us: float | None) -> float | None:
 
 
 def _plan_ops(
-    graph: LayoutGraph,
+    context: PlanContext,
     node: KernelNode,
     index: int,
     uniform: int | None,
@@ -188,14 +189,15 @@ def _plan_ops(
     lab: Lab,
     program: Program,
     position: int,
-    errors: Errors,
 ) -> list[PlanOp]:
+    graph = context.graph
     choice = node.choices[index]
     known = lab.of(node.workload, choice)
     schedule = Schedule.from_json(json.loads(known.best[0])) if known.best else None
     assignment = node.assignment(choice)
     costs = program.problem.nodes[position].costs
     uniform_us = costs[uniform] if uniform is not None else None
+    why = _why(node, index, uniform, uniform_name, costs, context.pins.get(node.root, ""))
     found = []
     for name in node.members:
         op = graph.by_name[name]
@@ -213,8 +215,8 @@ def _plan_ops(
                 predicted_us=_round(costs[index]) if is_root else None,
                 measured_us=_round(known.best_us) if is_root else None,
                 uniform_us=_round(uniform_us) if is_root else None,
-                rel_error=_rel_error(errors, name, choice) if is_root else None,
-                why=_why(node, index, uniform, uniform_name, costs) if is_root else "follows its kernel",
+                rel_error=_rel_error(context.errors, name, choice) if is_root else None,
+                why=why if is_root else "follows its kernel",
             )
         )
     return found
@@ -225,11 +227,14 @@ def _rel_error(errors: Errors, name: str, choice: Candidate | None) -> float | N
     return float(f"{error:.3g}") if error is not None else None
 
 
-def _why(node: KernelNode, index: int, uniform: int | None, uniform_name: str, costs: Sequence[float]) -> str:
+def _why(
+    node: KernelNode, index: int, uniform: int | None, uniform_name: str, costs: Sequence[float], pinned: str
+) -> str:
+    pins = [f"pinned by {pinned}"] if pinned else []
     if len(node.choices) == 1:
-        return "frozen: original layout" if node.choices[0] is None else "its only candidate"
+        return "frozen: original layout" if node.choices[0] is None else next(iter(pins), "its only candidate")
     fastest = min(range(len(costs)), key=lambda i: costs[i])
-    parts = []
+    parts = pins
     if index == fastest:
         parts.append("fastest kernel of its candidates")
     else:

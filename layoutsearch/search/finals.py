@@ -13,7 +13,8 @@ Samples = Mapping[str, tuple[float, ...]]
 
 def decisions(plan: LayoutPlan) -> list[object]:
     """What of a plan changes the compiled model."""
-    return [(op.id, op.choice, op.schedule) for op in plan.ops]
+    pairs = [("pair", pair.first, pair.second, pair.schedule) for pair in plan.fusions]
+    return [*((op.id, op.choice, op.schedule) for op in plan.ops), *pairs]
 
 
 def plan_digest(plan: LayoutPlan) -> str:

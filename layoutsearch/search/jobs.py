@@ -174,7 +174,7 @@ def build_kernels(job: KernelJob) -> BuiltKernels:
         schedules.append(_key(schedule))
     if functions:
         extra = link_input(tvm.IRModule(functions), target)
-        export(_compiled(functions, target, info), job.output, target, extra)
+        export(compiled(functions, target, info), job.output, target, extra)
     args = tuple((tuple(int(s) for s in p.ty.shape), str(p.ty.dtype)) for p in func.params)
     return BuiltKernels(job.output, tuple(schedules), args, tuple(failed), not job.only and len(fresh) <= job.count)
 
@@ -200,14 +200,15 @@ def _build_external(
         return BuiltKernels(job.output, (), tuple(args), (), True)
     with target:
         made = generated(function.with_attr("global_symbol", name))
-    executable = _compiled({}, target, info)
+    executable = compiled({}, target, info)
     for one in made:
         executable.mod.import_module(one)
     export(executable, job.output, target, link_input(tvm.IRModule({name: function}), target))
     return BuiltKernels(job.output, (schedule,), tuple(args), (), True)
 
 
-def _compiled(functions: dict[str, tirx.PrimFunc], target: tvm.target.Target, info: TargetInfo) -> Any:
+def compiled(functions: dict[str, tirx.PrimFunc], target: tvm.target.Target, info: TargetInfo) -> Any:
+    """A library of scheduled kernels by symbol, with the work that goes before each when it is timed."""
     with tvm.transform.PassContext(config=BUILD_CONFIG):
         return tvm.compile(tvm.IRModule({**functions, vector_work.SYMBOL: vector_work.build(info)}), target)
 
@@ -228,7 +229,7 @@ def build_transform(job: TransformJob) -> BuiltKernels:
     schedule = dispatch.default(func, info)
     name = function_name(0)
     scheduled = dispatch.apply(func, schedule, info).with_attr("global_symbol", name)
-    export(_compiled({name: scheduled}, target, info), job.output, target)
+    export(compiled({name: scheduled}, target, info), job.output, target)
     args = tuple((tuple(int(s) for s in p.ty.shape), str(p.ty.dtype)) for p in func.params)
     return BuiltKernels(job.output, (_key(schedule),), args, (), True)
 

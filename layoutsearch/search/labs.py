@@ -20,6 +20,8 @@ from layoutsearch.plan.apply import target_json
 from layoutsearch.search.budget import Budget
 from layoutsearch.search.kernels import KernelLab
 from layoutsearch.search.known import Lab
+from layoutsearch.search.pair_lab import PairLab
+from layoutsearch.search.pairs import PairTimer
 from layoutsearch.search.reference import reference_key
 from layoutsearch.search.reporter import Reporter
 from layoutsearch.search.setup import ModelSetup, template_versions
@@ -66,7 +68,8 @@ class Workplace:
 class Labs:
     """What measures kernels and whole models, and the device that it stands for.
 
-    `profile` is None where the device is not calibrated: nothing is bounded then.
+    `profile` is None where the device is not calibrated: nothing is bounded then. `pairs` is None where no pairs of
+    kernels can be timed: none are tried then.
     """
 
     lab: Lab
@@ -74,6 +77,7 @@ class Labs:
     identity: DeviceIdentity
     context: RecordContext
     profile: DeviceProfile | None
+    pairs: PairTimer | None = None
 
 
 class LabSource(Protocol):
@@ -152,7 +156,8 @@ class DeviceSource:
                 device, builder, setup.source, place.samples, reference, place.folder, budget, reporter,
                 place.max_rel_error,
             )  # fmt: skip
-            yield Labs(lab, whole, identity, context, profile)
+            pairs = PairLab(device, builder, place.store, context, target, place.folder, budget, reporter)
+            yield Labs(lab, whole, identity, context, profile, pairs)
 
     def _device(self) -> AbstractContextManager[Device]:
         """The device, not yet opened."""

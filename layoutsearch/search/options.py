@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tvm
 
+from layoutsearch.layout.desired import DesiredLayouts
 from layoutsearch.layout.space import SearchSpace
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.search.tuners import KernelTuner
@@ -79,6 +80,7 @@ class TuneOptions:
     target: tvm.target.Target | str | dict[str, Any] | None = None
     threads: int | None = None
     space: str | os.PathLike[str] | SearchSpace | None = None
+    desired_layouts: DesiredLayouts | None = None
     trials: int = DEFAULT_TRIALS
     time_budget_s: float | None = None
     rpc: str | None = None

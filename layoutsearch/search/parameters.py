@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,6 +35,7 @@ class AssignmentSpace:
     Attributes:
         parameters: one for each kernel with two candidates or more.
         size: entries of a solution, the kernels without a choice included; theirs are 0.
+        pinned: kernels whose only candidate a rule has pinned, with the text of it.
 
     Raises:
         ValueError: two parameters of one name, or two equal choices of a parameter.
@@ -42,6 +43,7 @@ class AssignmentSpace:
 
     parameters: tuple[Parameter, ...]
     size: int
+    pinned: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         names = [p.name for p in self.parameters]
@@ -52,14 +54,21 @@ class AssignmentSpace:
                 raise ValueError(f"{parameter.name} has two equal choices: {parameter.choices}")
 
     @classmethod
-    def of(cls, skeleton: Skeleton, names: Mapping[str, str] | None = None) -> AssignmentSpace:
-        """The parameters of a model, called as `names` calls their root operators (by variable), else as the root."""
-        found = []
+    def of(
+        cls, skeleton: Skeleton, names: Mapping[str, str] | None = None, pinned: Collection[str] = ()
+    ) -> AssignmentSpace:
+        """The parameters of a model, called as `names` calls their root operators (by variable), else as the root.
+
+        `pinned` are the roots that a rule may have left one candidate.
+        """
+        found, only = [], []
         for index, node in enumerate(skeleton.nodes):
+            name = (names or {}).get(node.root, node.root)
             if len(node.choices) > 1:
-                name = (names or {}).get(node.root, node.root)
                 found.append(Parameter(name, tuple(str(choice) for choice in node.choices), index))
-        return cls(tuple(found), len(skeleton.nodes))
+            elif node.root in pinned:
+                only.append((name, str(node.choices[0])))
+        return cls(tuple(found), len(skeleton.nodes), tuple(only))
 
     @cached_property
     def distributions(self) -> dict[str, CategoricalDistribution]:
@@ -68,8 +77,9 @@ class AssignmentSpace:
 
     @cached_property
     def digest(self) -> str:
-        """Changes with any name, choice or order: Optuna lets none of them change within a study."""
-        text = json.dumps([[p.name, p.choices, p.node] for p in self.parameters] + [self.size])
+        """Changes with any name, choice or order: Optuna lets none of them change within a study; and with any pin."""
+        pins = [list(self.pinned)] if self.pinned else []
+        text = json.dumps([*([p.name, p.choices, p.node] for p in self.parameters), self.size, *pins])
         return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
 
     def params(self, solution: Sequence[int]) -> dict[str, str]:

@@ -13,7 +13,10 @@ from layoutsearch.errors import LayoutSearchError
 from layoutsearch.search.owner import Owner
 
 # What differs where a digest does.
-_DIGESTS = {"fingerprint": "is of another model or of other input shapes", "candidates": "has another --space"}
+_DIGESTS = {
+    "fingerprint": "is of another model or of other input shapes",
+    "candidates": "has another --space, or other rules",
+}
 
 
 class RunFile:

@@ -14,11 +14,13 @@ import onnx
 import tvm
 
 from layoutsearch.layout.build import build_graph
-from layoutsearch.layout.candidates import enumerate_candidates, uniform_layouts
+from layoutsearch.layout.candidates import OpSpace, enumerate_candidates, uniform_layouts
+from layoutsearch.layout.desired import Desired
 from layoutsearch.layout.graph import LayoutGraph
 from layoutsearch.layout.layout import Layout
+from layoutsearch.layout.narrow import narrow
 from layoutsearch.layout.space import SearchSpace, builtin_space, load_space
-from layoutsearch.layout.unmatched import unmatched_rules
+from layoutsearch.layout.unmatched import unmatched_layouts, unmatched_rules
 from layoutsearch.measure.device import DeviceIdentity
 from layoutsearch.measure.operand_state import PROTOCOL
 from layoutsearch.measure.records import RecordContext
@@ -27,7 +29,7 @@ from layoutsearch.model.canonicalize import canonicalize
 from layoutsearch.model.fingerprint import fingerprint
 from layoutsearch.model.load import LoadedModel, load
 from layoutsearch.plan.apply import target_json
-from layoutsearch.schedule import metaschedule
+from layoutsearch.schedule import metaschedule, pair
 from layoutsearch.schedule.dispatch import LIBRARY
 from layoutsearch.schedule.value import TEMPLATES
 from layoutsearch.search.externs import with_externs
@@ -53,8 +55,9 @@ class ModelSetup:
         anchors: indices of the nodes whose root is layout-sensitive.
         layouts: uniform layouts of the search space.
         fingerprint: of the canonical module.
-        notes: rules of a user's search space that match nothing, a line each.
+        notes: rules of a user's that match nothing, a line each.
         errors: of operators by algorithms that are not exact, see `search.numerics`.
+        pins: what pins an operator, in words, by bound variable.
     """
 
     loaded: LoadedModel
@@ -67,11 +70,12 @@ class ModelSetup:
     fingerprint: str
     notes: tuple[str, ...] = ()
     errors: Errors = field(default_factory=dict, hash=False)
+    pins: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @cached_property
     def assignments(self) -> AssignmentSpace:
         """The choices of a search, called as the plan calls the operators."""
-        return AssignmentSpace.of(self.skeleton, {op.name: op.id for op in self.graph.ops})
+        return AssignmentSpace.of(self.skeleton, {op.name: op.id for op in self.graph.ops}, self.pins.keys())
 
     def context(self, device: DeviceIdentity, templates: str) -> RecordContext:
         """Context of the records that are made on a device."""
@@ -92,6 +96,7 @@ def set_up(
     target: Any = None,
     space: SearchSpace | str | os.PathLike[str] | None = None,
     max_rel_error: float = MAX_REL_ERROR,
+    desired: Sequence[Desired] = (),
     externs: Sequence[str] = (),
 ) -> ModelSetup:
     """Load a model and build its layout problem.
@@ -103,21 +108,19 @@ def set_up(
         target: what code is built for; this CPU by default.
         space: search space; the one shipped for the target by default.
         max_rel_error: candidates whose operator alone is off by more are left out.
+        desired: layouts that are wanted beside the search space.
         externs: external libraries that may compute operators, see `check_externs`.
 
     Raises:
         ModelError: the model cannot be read.
-        SpaceError: the search-space file is wrong.
+        SpaceError: the search-space file is wrong, or what is wanted cannot be.
     """
     loaded = model if isinstance(model, LoadedModel) else load(model, shapes)
     tvm_target = as_target(target)
     canonical = canonicalize(loaded.module)
     graph = build_graph(canonical)
-    rules = _space(space, tvm_target)
-    notes = tuple(unmatched_rules(rules, graph)) if space is not None else ()
-    spaces = enumerate_candidates(graph, with_externs(rules, externs))
-    errors = algorithm_errors(canonical, graph, spaces)
-    spaces = within(spaces, errors, max_rel_error)
+    found = candidates_of(canonical, graph, tvm_target, space, desired, max_rel_error, externs)
+    spaces = found.spaces
     nodes = kernel_nodes(canonical, graph, spaces)
     anchors = {op.name for op in graph.anchors}
     return ModelSetup(
@@ -129,15 +132,55 @@ def set_up(
         anchors=tuple(i for i, node in enumerate(nodes) if node.root in anchors),
         layouts=tuple(uniform_layouts([spaces[op.name] for op in graph.anchors])),
         fingerprint=fingerprint(canonical),
-        notes=notes,
-        errors=errors,
+        notes=found.notes,
+        errors=found.errors,
+        pins={name: found.pinned for name, found in spaces.items() if found.pinned},
     )
+
+
+@dataclass(frozen=True)
+class ModelCandidates:
+    """The candidates of a model.
+
+    Attributes:
+        rules: the search space they are of.
+        spaces: by bound variable.
+        errors: of operators by algorithms that are not exact.
+        notes: rules that match nothing, a line each.
+    """
+
+    rules: SearchSpace
+    spaces: Mapping[str, OpSpace]
+    errors: Errors
+    notes: tuple[str, ...]
+
+
+def candidates_of(
+    canonical: tvm.IRModule,
+    graph: LayoutGraph,
+    target: tvm.target.Target,
+    space: SearchSpace | str | os.PathLike[str] | None = None,
+    desired: Sequence[Desired] = (),
+    max_rel_error: float = MAX_REL_ERROR,
+    externs: Sequence[str] = (),
+) -> ModelCandidates:
+    """Candidates of every operator, see `set_up`.
+
+    Raises:
+        SpaceError: the search-space file is wrong, or what is wanted cannot be.
+    """
+    rules = with_externs(_space(space, target), externs)
+    notes = [*(unmatched_rules(rules, graph) if space is not None else ()), *unmatched_layouts(desired, graph)]
+    spaces = narrow(graph, rules, enumerate_candidates(graph, rules), desired)
+    errors = algorithm_errors(canonical, graph, spaces)
+    return ModelCandidates(rules, within(spaces, errors, max_rel_error), errors, tuple(notes))
 
 
 def template_versions() -> str:
     """Versions of all schedule templates and of the way kernels are timed: records made with others are not used."""
-    # A trace, or a call of a library, is the same kernel whatever the templates do.
-    own = {name: spec for name, spec in TEMPLATES.items() if name not in (metaschedule.NAME, LIBRARY.template)}
+    # A trace, or a call of a library, is the same kernel whatever templates do; pairs of kernels are recorded apart.
+    apart = (metaschedule.NAME, pair.NAME, LIBRARY.template)
+    own = {name: spec for name, spec in TEMPLATES.items() if name not in apart}
     versions = {name: f"{name}{spec.version}.{spec.revision}".removesuffix(".0") for name, spec in own.items()}
     return ",".join(versions[name] for name in sorted(versions)) + f" {PROTOCOL} warm{WARMUP}"
 

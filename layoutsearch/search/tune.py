@@ -13,6 +13,7 @@ from layoutsearch.cost.library import LibraryError
 from layoutsearch.cost.machine import Machine
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.layout.candidates import nearest
+from layoutsearch.layout.desired import parse_desired
 from layoutsearch.layout.layout import Layout
 from layoutsearch.measure.records import RecordStore
 from layoutsearch.model.samples import sample_inputs
@@ -24,14 +25,17 @@ from layoutsearch.search.campaign import Campaign
 from layoutsearch.search.decide import Decision
 from layoutsearch.search.export import Bound, PlanContext
 from layoutsearch.search.externs import check_externs
+from layoutsearch.search.final_costs import final_costs
 from layoutsearch.search.finals import WholeTimes
 from layoutsearch.search.gap import CONFIDENCE, SearchState
+from layoutsearch.search.joining import Joining
 from layoutsearch.search.known import Request
 from layoutsearch.search.labs import DeviceSource, Labs, LabSource, Workplace
 from layoutsearch.search.lazy import LazySearch
 from layoutsearch.search.learned import Learned
 from layoutsearch.search.numerics import check_limit
 from layoutsearch.search.options import TuneOptions, TuneResult
+from layoutsearch.search.plan_costs import CostsError, costs_path
 from layoutsearch.search.pool import Pool
 from layoutsearch.search.problem import NoAssignmentError
 from layoutsearch.search.reporter import NoteKeeper, Reporter, Silent
@@ -76,6 +80,7 @@ class _Run:
             raise LayoutSearchError(f"--sampler {options.sampler!r} is unknown; expected one of {', '.join(SAMPLERS)}")
         check_externs(options.externs)
         self.tuner = KernelTuner.named(options.kernel_tuner)
+        self.desired = parse_desired(options.desired_layouts)
         if source is not None and self.tuner is not KernelTuner.TEMPLATE:
             raise LayoutSearchError("--replay has the schedules it was recorded with; leave --kernel-tuner away")
 
@@ -85,7 +90,14 @@ class _Run:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutsearch-")))
             self.setup: ModelSetup = set_up(
-                self.model, folder, options.shapes, self.target, options.space, options.max_rel_error, options.externs
+                self.model,
+                folder,
+                options.shapes,
+                self.target,
+                options.space,
+                options.max_rel_error,
+                self.desired,
+                options.externs,
             )
             for line in self.setup.notes:
                 self.reporter.note(line)
@@ -105,6 +117,7 @@ class _Run:
                     # None by default, as in files of before there was a choice.
                     "kernel_tuner": None if self.tuner is KernelTuner.TEMPLATE else self.tuner.value,
                     "max_rel_error": options.max_rel_error,
+                    "desired_layouts": [f"{d.key}={','.join(sorted(d.values))}" for d in self.desired],
                     "candidates": self.setup.assignments.digest,
                 },
             )
@@ -132,12 +145,19 @@ class _Run:
         lab, profile = labs.lab, labs.profile
         target = TargetInfo.from_target(self.target, self.source.threads)
         learned = Learned(labs.context, profile, target, setup.fingerprint)
-        context = PlanContext(setup.loaded, setup.graph, setup.fingerprint, self.target, labs.identity, setup.errors)
+        context = PlanContext(
+            setup.loaded, setup.graph, setup.fingerprint, self.target, labs.identity, setup.errors, setup.pins
+        )
         machine = Machine.of(profile, target)
         pool = Pool(context, setup.skeleton, setup.layouts, lab, self.budget, self.reporter)
         times = WholeTimes(self.store, labs.context, setup.fingerprint, labs.whole.weights)
+        joining = None
+        if labs.pairs is not None:
+            joining = Joining(
+                labs.pairs, setup.graph, setup.skeleton.nodes, labs.whole, times, self.budget, self.reporter
+            )
         self.decision = Decision(
-            pool, lab, labs.whole, times, learned.correction(), machine, self.out, self.budget, self.reporter
+            pool, lab, labs.whole, times, learned.correction(), machine, self.out, self.budget, self.reporter, joining
         )
         if not setup.graph.anchors:
             return self._nothing_to_choose()
@@ -192,6 +212,12 @@ class _Run:
         if best is None and not self.budget.interrupted:
             why = self.reporter.notes[-1] if self.reporter.notes else "no whole model was built"
             raise LayoutSearchError(f"no plan could be validated: {why}; {kept}")
+        if best is not None:
+            try:
+                final_costs(context, setup.skeleton, lab, search.beliefs).save(costs_path(self.decision.path))
+            except CostsError as error:
+                # The plan is there; only questions about it will have no answer.
+                self.reporter.note(str(error))
         self.run_file.finish(self.budget.interrupted)
         return self._result(
             best, _note(best, self.decision.is_uncontested) if best else f"stopped before a plan was validated; {kept}"
@@ -230,7 +256,7 @@ class _Run:
         plan = self.decision.first_plan()
         # Building and timing the finalists takes several times what the first plan took; but without a search there is
         # nothing to build, so half of what is left is for that at least.
-        wanted = _TIMING_S + 3.0 * (time.monotonic() - started - self.labs.whole.once_s)
+        wanted = _TIMING_S + 3.0 * (time.monotonic() - started - self.labs.whole.once_s) + self.decision.pairs_s
         return plan, min(wanted, self.budget.left_s / 2)
 
     def _first_layout(self, lanes: int) -> Layout:
@@ -262,6 +288,11 @@ class _Run:
 
 
 def _note(plan: LayoutPlan, is_uncontested: bool) -> str:
+    pairs = f"; {len(plan.fusions)} pairs of kernels are one kernel each" if plan.fusions else ""
+    return _verdict(plan, is_uncontested) + pairs
+
+
+def _verdict(plan: LayoutPlan, is_uncontested: bool) -> str:
     validation = plan.validation
     if validation["accepted"]:
         low, high = validation["speedup_ci"]

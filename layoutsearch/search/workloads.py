@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
@@ -84,18 +84,19 @@ def kernel_nodes(canonical: tvm.IRModule, graph: LayoutGraph, spaces: Mapping[st
     nodes = []
     for group in graph_groups(graph):
         ops = [graph.by_name[n] for n in group]
-        choices = _choices(ops, spaces)
+        choices = choices_of(ops, spaces)
         parts = [group] if choices else [(n,) for n in group]
         for part in parts:
             members = [graph.by_name[n] for n in part]
             workload = _workload(extractor, members, size)
             workload = workloads.setdefault(workload.key, workload)
-            found = choices if len(parts) == 1 else _choices(members, spaces)
+            found = choices if len(parts) == 1 else choices_of(members, spaces)
             nodes.append(KernelNode(part, workload, _computed(found, members, workload)))
     return tuple(nodes)
 
 
-def _choices(ops: list[OpNode], spaces: Mapping[str, OpSpace]) -> tuple[Candidate | None, ...]:
+def choices_of(ops: Sequence[OpNode], spaces: Mapping[str, OpSpace]) -> tuple[Candidate | None, ...]:
+    """Candidates of a kernel of `ops`, root first; empty if its members have no layout in common."""
     root, rest = ops[0], ops[1:]
     if root.role is Role.FROZEN:
         return (None,) if not rest or all(op.role is Role.FROZEN for op in rest) else ()
