@@ -15,7 +15,7 @@ from rich.console import Console
 
 from layoutsearch.cli.bench import bench
 from layoutsearch.cli.device import device
-from layoutsearch.cli.options import desired_layout_option
+from layoutsearch.cli.options import desired_layout_option, extern_option
 from layoutsearch.cli.space import space
 from layoutsearch.errors import LayoutSearchError
 
@@ -54,13 +54,7 @@ def cli() -> None:
     show_default=True,
     help="Source of schedules: metaschedule has TVM's search where there is no template, both let them race.",
 )
-@click.option(
-    "--extern",
-    "externs",
-    type=click.Choice(["onednn"]),
-    multiple=True,
-    help="Library that may compute convolutions beside our kernels.",
-)
+@extern_option
 @click.option("--storage", metavar="FILE|URL", help="Of the Optuna study; OUT/study.journal by default.")
 @click.option("--replay", type=click.Path(dir_okay=False), help="A recorded table in the place of the device.")
 @click.option(

@@ -17,6 +17,7 @@ from layoutsearch.layout.space import Rule
 from layoutsearch.model.canonicalize import canonicalize
 from layoutsearch.model.load import load
 from layoutsearch.plan.apply import target_json
+from layoutsearch.search.externs import check_externs
 from layoutsearch.search.setup import ModelCandidates, candidates_of
 from layoutsearch.search.workloads import choices_of
 from layoutsearch.targets import as_target
@@ -86,15 +87,17 @@ def space_report(
     target: Any = None,
     space: str | None = None,
     desired: Sequence[Desired] = (),
+    externs: Sequence[str] = (),
 ) -> SpaceReport:
     """What a search of `model` would choose from; no device is needed.
 
     Raises:
         LayoutSearchError: the model cannot be read, a rule is wrong, or what is wanted cannot be.
     """
+    check_externs(externs)
     canonical, tvm_target = canonicalize(load(model, shapes).module), as_target(target)
     graph = build_graph(canonical)
-    found = candidates_of(canonical, graph, tvm_target, space, desired)
+    found = candidates_of(canonical, graph, tvm_target, space, desired, externs=externs)
     reports = _reports(graph, found)
     return SpaceReport(
         found.rules.source,

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from layoutsearch.contrib.onednn.library import Chosen, choose
+from layoutsearch.contrib.onednn.library import Chosen, Unsupported, choose
 from layoutsearch.layout.layout import Layout
 from layoutsearch.schedule.compute.conv import conv2d_out_extent
 
@@ -128,5 +128,8 @@ def why_not(conv: Conv) -> str | None:
         block = Layout(layout).block("C")
         if channels % block or (conv.groups > 1 and conv.groups != channels and channels // conv.groups % block):
             return f"block {block} does not divide the {channels} channels in {conv.groups} groups"
-    how = conv.packed().chosen
+    try:
+        how = conv.packed().chosen
+    except Unsupported as reason:
+        return str(reason)
     return f"oneDNN has no fast implementation of it ({how.how})" if how.is_reference else None

@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from tvm import relax
 from tvm.ir import GenericConst
 
+from layoutsearch.contrib.onednn.library import Unsupported
 from layoutsearch.layout.layout import Layout
 
 _ADD, _MULTIPLY, _CLIP, _SIGMOID = "relax.add", "relax.multiply", "relax.clip", "relax.sigmoid"
 _CLOSE = 1e-6
 _MAX_POST = 16
-
-
-class Unsupported(ValueError):
-    """oneDNN has no such epilogue; says what it was."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,10 @@ _MESSAGE = 256
 _THREADS = 1
 
 
+class Unsupported(ValueError):
+    """oneDNN does not compute something; says what it was."""
+
+
 @dataclass(frozen=True)
 class Installed:
     """Folders of an installed oneDNN."""
@@ -153,13 +157,14 @@ def choose(text: str) -> Chosen:
     """What oneDNN does about a convolution (see `Conv.text`) on this CPU.
 
     Raises:
-        ToolchainError: it cannot compute it, or cannot be asked.
+        Unsupported: it cannot compute it.
+        ToolchainError: it cannot be asked.
     """
     weights, how = ctypes.create_string_buffer(40), ctypes.create_string_buffer(_MESSAGE)
     size, error = ctypes.c_long(), ctypes.create_string_buffer(_MESSAGE)
     failed = _loaded().layoutsearch_onednn_choose(text.encode(), _THREADS, weights, ctypes.byref(size), how, error)
     if failed:
-        raise ToolchainError(f"{error.value.decode()} ({text})")
+        raise Unsupported(error.value.decode())
     return Chosen(weights.value.decode(), size.value, how.value.decode())
 
 
