@@ -62,6 +62,9 @@ def _op_space(op: OpNode, rules: Sequence[Rule], space: SearchSpace) -> OpSpace:
     found: dict[Candidate, None] = {}
     refused: list[tuple[str, str]] = []
     for text, candidate in _proposals(op, rule, blocks, space.source):
+        if candidate.extern and op.op != kinds.CONV:
+            # Libraries are asked for everywhere, and are about convolutions.
+            continue
         reason = why_not(op, candidate)
         if reason is None:
             found.setdefault(candidate)

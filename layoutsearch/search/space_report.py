@@ -9,7 +9,7 @@ from typing import Any
 from layoutsearch.layout.build import build_graph
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.desired import Desired
-from layoutsearch.layout.graph import LayoutGraph, OpNode
+from layoutsearch.layout.graph import LayoutGraph, OpNode, declared_choices
 from layoutsearch.layout.groups import graph_groups
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.outside import outside
@@ -120,6 +120,9 @@ def _reports(graph: LayoutGraph, found: ModelCandidates) -> dict[str, OpReport]:
             reports[root.name] = _root(root, rest, choices, rules[root.name], found)
             outs = tuple(dict.fromkeys(str(c.out) for c in choices))
             for op in rest:
+                if op.role is Role.FROZEN:
+                    reports[op.name] = OpReport(op, "", "", (), {}, root.id)
+                    continue
                 own = found.spaces[op.name]
                 reports[op.name] = OpReport(op, own.rule, own.pinned, outs, {}, root.id)
     return reports
@@ -131,6 +134,8 @@ def _root(
     if root.role is Role.FROZEN:
         return OpReport(root, "", "", (), {})
     own = found.spaces[root.name]
+    if declared_choices(root):
+        return OpReport(root, own.rule, own.pinned, tuple(map(str, choices)), {})
     out = {}
     for candidate in (c for c in own.candidates if c not in choices):
         uniform = Candidate.uniform(candidate.out)

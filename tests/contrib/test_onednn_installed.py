@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 import tvm
+from tvm import relax
 
 import layoutsearch
 from layoutsearch.contrib.onednn import library
 from layoutsearch.errors import LayoutSearchError, SpaceError, ToolchainError
 from layoutsearch.layout.space import parse_space
 from layoutsearch.search.externs import check_externs, with_externs
+from layoutsearch.search.space_report import space_report
 from tests.contrib.onednn import needs_onednn
-from tests.models.nets import build
+from tests.models.nets import Net, build
 from tests.models.plans import make_plan
 from tests.models.running import native_target
 
@@ -85,6 +87,22 @@ def test_a_plan_with_it_does_not_compile_without_it(tmp_path: Path, request: pyt
     with pytest.raises(ToolchainError, match="oneDNN is not installed") as caught:
         layoutsearch.compile(model(), loaded, output=tmp_path / "model.so")
     assert "\n" not in str(caught.value)
+
+
+@needs_onednn
+def test_space_show_lists_it_and_names_what_it_does_not_apply_to() -> None:
+    def body(n: Net, x: relax.Expr) -> relax.Expr:
+        y = n.emit(relax.op.nn.adaptive_avg_pool2d(n.conv_relu(x, 32), (1, 1)))
+        y = n.emit(relax.op.matmul(n.emit(relax.op.reshape(y, (1, 32))), n.const((32, 10))))
+        return n.emit(relax.op.add(y, n.const((10,))))
+
+    found = {op.op.kind: op for op in space_report(build((1, 16, 9, 14), body=body), externs=["onednn"]).ops}
+    assert "NCHW16c,OIHW,NCHW16c,onednn" in found["conv2d"].candidates
+    assert not any(
+        "onednn" in text for text in (*found["adaptive_avg_pool2d"].candidates, *found["adaptive_avg_pool2d"].out)
+    )
+    # What follows a frozen operator in its kernel is frozen as well.
+    assert found["matmul"].candidates == ()
 
 
 @needs_onednn
