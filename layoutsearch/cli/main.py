@@ -15,7 +15,7 @@ from rich.console import Console
 
 from layoutsearch.cli.bench import bench
 from layoutsearch.cli.device import device
-from layoutsearch.cli.options import desired_layout_option
+from layoutsearch.cli.options import desired_layout_option, extern_option
 from layoutsearch.cli.plan import plan_command
 from layoutsearch.cli.space import space
 from layoutsearch.errors import LayoutSearchError
@@ -55,6 +55,7 @@ def cli() -> None:
     show_default=True,
     help="Source of schedules: metaschedule has TVM's search where there is no template, both let them race.",
 )
+@extern_option
 @click.option("--storage", metavar="FILE|URL", help="Of the Optuna study; OUT/study.journal by default.")
 @click.option("--replay", type=click.Path(dir_okay=False), help="A recorded table in the place of the device.")
 @click.option(

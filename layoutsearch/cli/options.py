@@ -28,6 +28,15 @@ def metaschedule_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return budget(database(command))
 
 
+extern_option = click.option(
+    "--extern",
+    "externs",
+    type=click.Choice(["onednn"]),
+    multiple=True,
+    help="Library that may compute convolutions beside our kernels.",
+)
+"""`--extern`, with the libraries in `externs`."""
+
 desired_layout_option = click.option(
     "--desired-layout",
     "desired_layouts",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from layoutsearch.cli.options import desired_layout_option
+from layoutsearch.cli.options import desired_layout_option, extern_option
 
 if TYPE_CHECKING:
     from layoutsearch.search.space_report import OpReport
@@ -30,6 +30,7 @@ def space() -> None:
 @click.option("--target", metavar="TARGET", help="TVM target, JSON or 'llvm -mcpu=...'; this CPU by default.")
 @click.option("--space", "space_path", type=click.Path(), help="Search-space file; the shipped one by default.")
 @desired_layout_option
+@extern_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def show(
     model: str,
@@ -37,6 +38,7 @@ def show(
     target: str | None,
     space_path: str | None,
     desired_layouts: tuple[str, ...],
+    externs: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Show for each op of MODEL its rule, its candidates, and why others are out. No device is needed."""
@@ -46,7 +48,7 @@ def show(
     from layoutsearch.search.space_report import space_report
 
     desired = parse_desired(desired_layouts)
-    report = space_report(model, parse_shapes(shapes) or None, parse_target(target), space_path, desired)
+    report = space_report(model, parse_shapes(shapes) or None, parse_target(target), space_path, desired, externs)
     for note in report.notes:
         click.echo(f"warning: {note}", err=True)
     if as_json:

@@ -11,7 +11,9 @@ from layoutsearch.layout.scopes import GLOBAL, SCOPES
 DIRECT = "direct"
 WINOGRAD = {"winograd2": 2, "winograd4": 4}
 """Winograd's F(m x m, 3 x 3) by name, with m."""
-ALGORITHMS = (DIRECT, *WINOGRAD)
+EXTERN = ("onednn",)
+"""External libraries: each is an optional extra, `layoutsearch.contrib.NAME`."""
+ALGORITHMS = (DIRECT, *WINOGRAD, *EXTERN)
 """How a convolution may be computed."""
 
 
@@ -22,7 +24,7 @@ class Candidate:
     Attributes:
         data: layout of the (first) data operand.
         kernel: layout of the weights, None where there are none. Of Winograd's algorithms: of the weights after their
-            transform, (O, I, m + 2, m + 2).
+            transform, (O, I, m + 2, m + 2). Of an external library: OIHW, what it packs into a form of its own.
         out: layout of the result; other than `data` only for convolutions.
         algorithm: one of `ALGORITHMS`.
         scope: memory scope of the result, of what is fused behind the operator at least; one of `SCOPES`.
@@ -90,6 +92,11 @@ class Candidate:
     def winograd(self) -> int:
         """m of F(m x m, 3 x 3); 0 for the direct algorithm."""
         return WINOGRAD.get(self.algorithm, 0)
+
+    @property
+    def extern(self) -> str:
+        """Name of the external library that computes it; empty for our own kernels."""
+        return self.algorithm if self.algorithm in EXTERN else ""
 
     @classmethod
     def parse(cls, text: str) -> Candidate:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from layoutsearch.errors import SpaceError
 from layoutsearch.layout import kinds
-from layoutsearch.layout.candidate import DIRECT, WINOGRAD, Candidate
-from layoutsearch.layout.graph import LayoutGraph, OpNode, conv_info
+from layoutsearch.layout.candidate import DIRECT, EXTERN, WINOGRAD, Candidate
+from layoutsearch.layout.graph import LayoutGraph, OpNode, conv_info, declared_choices
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.matching import channels_of
@@ -60,6 +60,9 @@ def enumerate_candidates(graph: LayoutGraph, space: SearchSpace) -> dict[str, Op
 
 
 def _op_space(op: OpNode, rules: Sequence[Rule], space: SearchSpace) -> OpSpace:
+    declared = declared_choices(op)
+    if declared:
+        return OpSpace(op.name, "declared", tuple(choice.candidate for choice in declared), ())
     if not rules:
         raise SpaceError(
             f"{space.source}: no rule matches {op.id} ({op.op}); end the file with a rule whose match is {{}}"
@@ -69,6 +72,9 @@ def _op_space(op: OpNode, rules: Sequence[Rule], space: SearchSpace) -> OpSpace:
     found: dict[Candidate, None] = {}
     refused: list[tuple[str, str]] = []
     for text, proposed in _proposals(op, rule, blocks, space.source):
+        if proposed.extern and op.op != kinds.CONV:
+            # Libraries are asked for everywhere, and are about convolutions.
+            continue
         for candidate in _in_scopes(proposed, rule):
             reason = why_not(op, candidate)
             if reason is None:
@@ -112,7 +118,7 @@ def _why_no_constant(op: OpNode, candidate: Candidate) -> str | None:
     """Weights have to be known to be transformed, or put into textures, beforehand."""
     if op.op not in kinds.CONVOLUTIONS or op.operands[1].tensor is None:
         return None
-    if candidate.winograd:
+    if candidate.winograd or candidate.extern:
         return f"{candidate.algorithm} needs constant weights"
     if candidate.weight_scope != GLOBAL:
         return f"{candidate.weight_scope} needs constant weights"
@@ -177,6 +183,8 @@ def _candidate(
         return Candidate.of(data.name, None, out.name, algorithm or DIRECT)
     if algorithm in WINOGRAD:
         weights = kernel or _winograd_layout(op, blocks)
+    elif algorithm in EXTERN:
+        weights = kernel or "OIHW"
     else:
         weights = kernel or kernel_layout(op, data, out).name
     return Candidate.of(data.name, weights, out.name, algorithm or DIRECT)
@@ -227,8 +235,9 @@ def nearest(candidates: Sequence[Candidate], wanted: Layout) -> Candidate:
     has none is unblocked. Of algorithms, the direct one.
     """
 
-    def distance(candidate: Candidate) -> tuple[int, int, int]:
-        return (_miss(candidate.data, wanted), _miss(candidate.out, wanted), len(str(candidate)))
+    def distance(candidate: Candidate) -> tuple[int, int, bool, int]:
+        misses = (_miss(candidate.data, wanted), _miss(candidate.out, wanted))
+        return (*misses, candidate.algorithm != DIRECT, len(str(candidate)))
 
     return min(candidates, key=distance)
 
@@ -248,8 +257,10 @@ def _miss(layout: Layout, wanted: Layout) -> int:
 def uniform_layouts(spaces: Sequence[OpSpace]) -> list[Layout]:
     """The layouts a uniform assignment may be made of: every result layout of any convolution, NCHW first."""
     seen: dict[Layout, None] = {Layout("NCHW"): None}
+    # Layouts that only a library knows are none for the rest of the model, unless it computes all of it.
+    own = any(c.kernel is not None and not c.extern for space in spaces for c in space.candidates)
     for space in spaces:
         for candidate in space.candidates:
-            if candidate.kernel is not None and candidate.data == candidate.out:
+            if candidate.kernel is not None and candidate.data == candidate.out and not (own and candidate.extern):
                 seen.setdefault(candidate.out)
     return list(seen)

@@ -10,14 +10,17 @@ from collections.abc import Callable, Mapping
 
 from layoutsearch.layout import kinds
 from layoutsearch.layout.candidate import DIRECT, Assignment, Candidate
-from layoutsearch.layout.graph import LayoutGraph, OpNode, TensorInfo, conv_info
+from layoutsearch.layout.declared import Declared
+from layoutsearch.layout.graph import LayoutGraph, OpNode, TensorInfo, conv_info, declared_choices
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.scopes import GLOBAL, why_no_scope
 
 
 def initial_candidate(op: OpNode) -> Candidate:
-    """The operator's original layouts as a candidate."""
+    """The operator's original layouts as a candidate; of an external function the first that it declares."""
+    if declared_choices(op):
+        return declared_choices(op)[0].candidate
     out = (op.result.initial if op.results else None) or Layout("A")
     if op.op in kinds.CONVOLUTIONS and op.operands[0].info.axes and op.operands[1].info.axes:
         return Candidate(Layout(op.operands[0].info.axes), Layout(op.operands[1].info.axes), out)
@@ -32,6 +35,9 @@ def operand_layouts(op: OpNode, choice: Candidate | None) -> tuple[Layout | None
     """Layout of every (flattened) tensor operand under `choice`; None for scalars. `choice` None means frozen."""
     if choice is None or op.role is Role.FROZEN:
         return tuple(o.info.initial for o in op.operands)
+    if op.op == kinds.EXTERN_CALL:
+        declared = declared_choice(op, choice)
+        return tuple(declared.param(i) or o.info.initial for i, o in enumerate(op.operands))
     if op.op in kinds.CONVOLUTIONS:
         rest = tuple(o.info.initial for o in op.operands[2:])
         return (choice.data, choice.kernel, *rest)
@@ -44,7 +50,15 @@ def result_layouts(op: OpNode, choice: Candidate | None) -> tuple[Layout | None,
         return tuple(t.initial for t in op.results)
     if op.op in kinds.REDUCTIONS and not op.attrs["keepdims"]:
         return tuple(t.initial for t in op.results)
+    if op.op == kinds.EXTERN_CALL:
+        destination = declared_choice(op, choice).destination
+        return tuple(destination or t.initial for t in op.results)
     return tuple(choice.out for _ in op.results)
+
+
+def declared_choice(op: OpNode, choice: Candidate) -> Declared:
+    """What an external function declared as `choice`."""
+    return next(declared for declared in declared_choices(op) if declared.candidate == choice)
 
 
 def _follow(layout: Layout, info: TensorInfo, op: OpNode) -> Layout | None:
@@ -76,8 +90,8 @@ def _why_no_scopes(op: OpNode, choice: Candidate) -> str | None:
     """In which memory the result and the weights cannot be."""
     if not choice.has_textures:
         return None
-    if choice.winograd:
-        return f"{choice.algorithm} runs in buffers only"
+    if choice.winograd or choice.extern or op.op == kinds.EXTERN_CALL:
+        return f"{choice.algorithm if op.op != kinds.EXTERN_CALL else 'an external function'} runs in buffers only"
     tensors = [
         (choice.scope, layout, info) for layout, info in zip(result_layouts(op, choice), op.results, strict=True)
     ]
@@ -95,6 +109,9 @@ def _why_no_scopes(op: OpNode, choice: Candidate) -> str | None:
 
 
 def _why_no_layouts(op: OpNode, choice: Candidate) -> str | None:
+    if op.op == kinds.EXTERN_CALL:
+        known = [declared.candidate for declared in declared_choices(op)]
+        return None if choice in known else f"external function {op.attrs['function']} declares no {choice}"
     if op.op in kinds.CONVOLUTIONS:
         return _why_conv(op, choice)
     if choice.kernel is not None or choice.data != choice.out:
@@ -129,7 +146,16 @@ def _why_conv(op: OpNode, choice: Candidate) -> str | None:
         reason = _why_not(layout, info)
         if reason is not None:
             return reason
+    if choice.extern:
+        return _why_not_extern(op, choice)
     return _why_not_winograd(op, choice) if choice.winograd else _why_conv_blocks(op, choice)
+
+
+def _why_not_extern(op: OpNode, choice: Candidate) -> str | None:
+    """What all external libraries have in common; the library itself says what else it cannot do."""
+    if op.op != kinds.CONV or op.result.dtype != "float32" or op.operands[0].info.dtype != "float32":
+        return f"{choice.algorithm} is for conv2d of float32"
+    return None if str(choice.kernel) == "OIHW" else f"{choice.algorithm} packs weights from OIHW, not {choice.kernel}"
 
 
 # Fewer channels than half a vector of AVX-512 leave most of a vector idle in every step.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -108,6 +108,13 @@ class SearchSpace:
         """The rules that match each operator, by bound variable; the first one decides."""
         matched = [(rule, rule.matches(graph)) for rule in self.rules]
         return {op.name: tuple(rule for rule, names in matched if op.name in names) for op in graph.ops}
+
+
+def with_library(space: SearchSpace, name: str, patterns: Sequence[str]) -> SearchSpace:
+    """`space` with the layouts in which external library `name` computes operators, wherever nothing is pinned."""
+    more = tuple(f"{pattern}@{name}" for pattern in patterns)
+    rules = tuple(r if r.pin else replace(r, layouts=tuple(dict.fromkeys((*r.layouts, *more)))) for r in space.rules)
+    return replace(space, rules=rules)
 
 
 def load_space(path: str | Path) -> SearchSpace:

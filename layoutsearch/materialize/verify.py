@@ -79,7 +79,14 @@ def _used(graph: LayoutGraph) -> set[str]:
 
 
 def _algorithm(call: relax.Call, op: OpNode, assignment: Assignment) -> list[Mismatch]:
-    wanted = kinds.CONV_WINOGRAD if assignment[op.name].winograd else op.op
+    choice = assignment[op.name]
+    if op.op == kinds.EXTERN_CALL:
+        # Its operands are compared below; here, that the function it calls takes and makes just those.
+        types = [str(a.ty) for a in call.args] + [str(call.ty)]
+        function = call.op.ty if isinstance(call.op, tvm.ir.GlobalVar) else None
+        takes = [str(ty) for ty in (*function.params, function.ret)] if function is not None else []
+        return [] if takes == types else [Mismatch(op.name, "the function", ", ".join(types), ", ".join(takes))]
+    wanted = kinds.CONV_WINOGRAD if choice.winograd else kinds.CONV_EXTERN if choice.extern else op.op
     return [] if call.op.name == wanted else [Mismatch(op.name, "the operator", wanted, call.op.name)]
 
 
@@ -116,7 +123,7 @@ def _shapes(call: relax.Call, op: OpNode, assignment: Assignment) -> list[Mismat
         )
     ]
     for what, info, layout, got in pairs:
-        if layout is None or info.shape is None:
+        if layout is None or info.shape is None or (choice.extern and what == "operand 1"):
             continue
         logical = info.shape
         if choice.winograd and what == "operand 1":

@@ -17,6 +17,7 @@ from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.graph import LayoutGraph
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.rules import initial_assignment, why_illegal
+from layoutsearch.materialize.codegen import run_codegen
 from layoutsearch.materialize.convert import Materialized, materialize
 from layoutsearch.materialize.lower import Lowered, lower
 from layoutsearch.materialize.scopes import put_in_scopes, verify_scopes
@@ -203,10 +204,19 @@ def _sequence(marker: str) -> tvm.transform.Pass:
     return run
 
 
+def _codegen() -> tvm.transform.Pass:
+    @tvm.transform.module_pass(opt_level=0, name="layoutsearch.RunCodegen")
+    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        return run_codegen(module)
+
+    return run
+
+
 def _vm_passes(marker: str = "") -> list[tvm.transform.Pass]:
     """From scheduled kernels to VM code; what TVM's own CPU pipeline does after it has fused."""
     t = relax.transform
     return [
+        _codegen(),
         _sequence(marker),
         t.RewriteDataflowReshape(),
         t.ToNonDataflow(),

@@ -9,6 +9,7 @@ from typing import Any
 import tvm
 
 from layoutsearch.errors import ModelError, PlanError
+from layoutsearch.materialize.library import link_input
 from layoutsearch.model.load import LoadedModel, load
 from layoutsearch.plan.apply import Applied, apply_plan, target_of, vm_pipeline
 from layoutsearch.plan.plan import LayoutPlan
@@ -72,7 +73,7 @@ def compile(
     applied = apply_to(model, plan, target, shapes)
     executable = build_executable(applied.module, target_of(plan))
     if output is not None:
-        export(executable, output, target_of(plan))
+        export(executable, output, target_of(plan), link_input(applied.module, target_of(plan)))
     return executable
 
 

@@ -40,6 +40,9 @@ _KERNELS: dict[str, Callable[[Contraction, Epilogue, Schedule, TargetInfo], _Emi
 LOOPS = Schedule.make("loops")
 RESHAPE = Schedule.make("reshape")
 STACK = Schedule.make("stack")
+LIBRARY = Schedule.make("extern")
+EXTERN = "layoutsearch.extern"
+"""Attribute of kernels that call an external library, with its name: nothing is to be scheduled."""
 
 
 def candidates(func: tirx.PrimFunc, target: TargetInfo) -> list[Schedule]:
@@ -48,6 +51,8 @@ def candidates(func: tirx.PrimFunc, target: TargetInfo) -> list[Schedule]:
     Raises:
         ScheduleError: `func` is not a function as `te` and FuseTIR make it.
     """
+    if _is_extern(func):
+        return [LIBRARY]
     if target.isa == "opencl":
         return workitems.schedules()
     if reshape.is_reshape(func):
@@ -72,6 +77,10 @@ def apply(func: tirx.PrimFunc, schedule: Schedule, target: TargetInfo) -> tirx.P
     Raises:
         ScheduleError: the schedule does not fit the kernel.
     """
+    if _is_extern(func) != (schedule.template == LIBRARY.template):
+        raise ScheduleError(f"schedule template {schedule.template} does not fit: extern is for libraries alone")
+    if schedule.template == LIBRARY.template:
+        return func
     if schedule.template == metaschedule.NAME:
         return metaschedule.apply(func, schedule)
     if (schedule.template == workitems.NAME) != (target.isa == "opencl"):
@@ -105,6 +114,10 @@ def apply(func: tirx.PrimFunc, schedule: Schedule, target: TargetInfo) -> tirx.P
         raise ScheduleError(f"schedule template {schedule.template} is for another algorithm than the kernel's")
     main = _KERNELS[schedule.template](c, tail, schedule, target).emit()
     return _finish(anatomy, [*_generic(anatomy, before, target), *main, *_generic(anatomy, rest, target)])
+
+
+def _is_extern(func: tirx.PrimFunc) -> bool:
+    return func.attrs is not None and EXTERN in func.attrs
 
 
 def _generic(anatomy: Anatomy, stages: Sequence[Stage | Opaque], target: TargetInfo) -> list[tirx.Stmt]:

@@ -58,6 +58,7 @@ TEMPLATES: dict[str, TemplateSpec] = {
     ),
     "metaschedule": TemplateSpec(1, {"trace": TRACE}),
     "workitems": TemplateSpec(1, {"threads": (1, 1024)}),
+    "extern": TemplateSpec(1, {}),
 }
 
 

@@ -36,6 +36,7 @@ def tune(
     sampler: str = "solver",
     storage: str | None = None,
     kernel_tuner: str = "template",
+    extern: Sequence[str] = (),
     inputs: Sequence[Sequence[np.ndarray]] | None = None,
     reporter: Reporter | None = None,
 ) -> LayoutPlan:
@@ -60,6 +61,7 @@ def tune(
         storage: of the Optuna study: a journal file or a database URL; `<out>/study.journal` if None.
         kernel_tuner: where schedules come from: `template`, `metaschedule` (TVM's search, for kernels that have no
             template but generic loops) or `both` (for all kernels, in a race with their templates).
+        extern: external libraries that may compute operators in the place of our kernels: `onednn`.
         inputs: sets of input arrays to validate with, in the model's order; made up where None.
         reporter: told of progress.
 
@@ -84,6 +86,7 @@ def tune(
         sampler=sampler,
         storage=storage,
         kernel_tuner=kernel_tuner,
+        externs=tuple(extern),
         inputs=inputs,
     )
     result = run_tune(model, options, reporter)

@@ -17,6 +17,7 @@ from layoutsearch.cost.mixture import Prior
 from layoutsearch.cost.model import CostModel, Prediction
 from layoutsearch.cost.posterior import Evidence, Posterior
 from layoutsearch.cost.rows import KernelRow, TransformRow
+from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.transform import TransformKey
 from layoutsearch.measure.results import Measurement, cost_us
@@ -207,13 +208,15 @@ def _labels(index: CostIndex, machine: Machine) -> _Labels:
     than the caches of its cores waits for another level than what does not: that large tensors take longer than
     predicted says nothing of small ones."""
     cached = machine.l2_bytes * machine.threads
-    kinds = [
-        (w.facts.kind, c is not None and bool(c.winograd), w.facts.read_bytes + w.facts.written_bytes > cached)
-        for w, c in index.pairs
-    ]
-    groups = [(int(group), winograd) for group, (_, winograd, _) in zip(index.groups, kinds, strict=True)]
+    kinds = [(w.facts.kind, _way(c), w.facts.read_bytes + w.facts.written_bytes > cached) for w, c in index.pairs]
+    groups = [(int(group), way) for group, (_, way, _) in zip(index.groups, kinds, strict=True)]
     families = [(kind, str(c)) for kind, (_, c) in zip(kinds, index.pairs, strict=True)]
     return _numbered(kinds), _numbered(groups), _numbered(families)
+
+
+def _way(choice: Candidate | None) -> int:
+    """How it is computed: directly, by Winograd's algorithms, by an external library."""
+    return 0 if choice is None else 2 if choice.extern else int(bool(choice.winograd))
 
 
 def _hasty(known: Known, certain: Set[str]) -> list[str]:

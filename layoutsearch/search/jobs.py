@@ -15,12 +15,16 @@ import tvm
 from tvm import relax, tirx
 
 from layoutsearch.errors import LayoutSearchError
+from layoutsearch.layout import kinds
 from layoutsearch.layout.build import build_graph
 from layoutsearch.layout.candidate import Candidate
+from layoutsearch.layout.declare import is_external
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.scopes import GLOBAL
+from layoutsearch.materialize.codegen import function_types, generated, inlined
 from layoutsearch.materialize.convert import materialize
+from layoutsearch.materialize.library import link_input
 from layoutsearch.materialize.lower import lower
 from layoutsearch.materialize.moves import move
 from layoutsearch.materialize.scopes import kernel_in_scopes
@@ -154,6 +158,9 @@ def build_kernels(job: KernelJob) -> BuiltKernels:
     """Lower a workload in a candidate's layouts and build the next schedules of it."""
     target = tvm.target.Target(job.target)
     info = TargetInfo.from_target(target, job.threads)
+    external = external_function(job)
+    if external is not None:
+        return _build_external(job, external, target, info)
     func = lowered_kernel(job)
     if job.only:
         fresh = [Schedule.from_json(json.loads(text)) for text in job.only]
@@ -172,9 +179,38 @@ def build_kernels(job: KernelJob) -> BuiltKernels:
         functions[name] = scheduled.with_attr("global_symbol", name)
         schedules.append(_key(schedule))
     if functions:
-        export(compiled(functions, target, info), job.output, target)
+        extra = link_input(tvm.IRModule(functions), target)
+        export(compiled(functions, target, info), job.output, target, extra)
     args = _arguments(func)
     return BuiltKernels(job.output, tuple(schedules), args, tuple(failed), not job.only and len(fresh) <= job.count)
+
+
+def external_function(job: KernelJob) -> relax.Function | None:
+    """The external function of a job in the candidate's layouts, if it is about one."""
+    module = tvm.ir.load_json(job.module_json)
+    graph = build_graph(module, dict(job.axes))
+    if graph.ops[0].op != kinds.EXTERN_CALL:
+        return None
+    if job.candidate:
+        module = materialize(module, graph, {"t0": Candidate.parse(job.candidate)}).module
+    return next(f for _, f in module.functions_items() if is_external(f))
+
+
+def _build_external(
+    job: KernelJob, function: relax.Function, target: tvm.target.Target, info: TargetInfo
+) -> BuiltKernels:
+    """A library with the function as its code generator makes it."""
+    schedule, name = _key(dispatch.LIBRARY), function_name(0)
+    args = [(tuple(int(s) for s in ty.shape.values), str(ty.dtype)) for ty in function_types(function)]
+    if schedule in job.known and not job.only:
+        return BuiltKernels(job.output, (), tuple(args), (), True)
+    with target:
+        made = generated(function.with_attr("global_symbol", name))
+    executable = compiled({}, target, info)
+    for one in made:
+        executable.mod.import_module(one)
+    export(executable, job.output, target, link_input(tvm.IRModule({name: function}), target))
+    return BuiltKernels(job.output, (schedule,), tuple(args), (), True)
 
 
 def compiled(functions: dict[str, tirx.PrimFunc], target: tvm.target.Target, info: TargetInfo) -> Any:
@@ -270,7 +306,7 @@ def build_marked(job: PlanJob) -> BuiltMarked:
     if built.steps is not None:
         target = target_of(plan)
         for path, marker in ((built.plain, ""), (built.marked, MARK)):
-            export(build_executable(applied.module, target, marker), path, target)
+            export(build_executable(applied.module, target, marker), path, target, link_input(applied.module, target))
     return built
 
 
@@ -283,7 +319,7 @@ def build_reference(job: PlanJob) -> str:
     loaded = loaded_for(job)
     target = tvm.target.Target(job.plan["target"])
     with target:
-        legal = relax.transform.LegalizeOps()(loaded.module)
+        legal = relax.transform.LegalizeOps()(inlined(loaded.module))
     info = TargetInfo.from_target(target, int(job.plan["device"]["threads"]))
     functions = {g: _plain_loops(f, info) if isinstance(f, tirx.PrimFunc) else f for g, f in legal.functions_items()}
     module = tvm.IRModule(functions, attrs=legal.attrs)

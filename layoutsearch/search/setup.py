@@ -30,8 +30,10 @@ from layoutsearch.model.fingerprint import fingerprint
 from layoutsearch.model.load import LoadedModel, load
 from layoutsearch.plan.apply import target_json
 from layoutsearch.schedule import metaschedule, pair
+from layoutsearch.schedule.dispatch import LIBRARY
 from layoutsearch.schedule.templates import workitems
 from layoutsearch.schedule.value import TEMPLATES
+from layoutsearch.search.externs import with_externs
 from layoutsearch.search.jobs import file_stamp
 from layoutsearch.search.numerics import Errors, algorithm_errors, within
 from layoutsearch.search.parameters import AssignmentSpace
@@ -96,6 +98,7 @@ def set_up(
     space: SearchSpace | str | os.PathLike[str] | None = None,
     max_rel_error: float = MAX_REL_ERROR,
     desired: Sequence[Desired] = (),
+    externs: Sequence[str] = (),
 ) -> ModelSetup:
     """Load a model and build its layout problem.
 
@@ -107,6 +110,7 @@ def set_up(
         space: search space; the one shipped for the target by default.
         max_rel_error: candidates whose operator alone is off by more are left out.
         desired: layouts that are wanted beside the search space.
+        externs: external libraries that may compute operators, see `check_externs`.
 
     Raises:
         ModelError: the model cannot be read.
@@ -116,7 +120,7 @@ def set_up(
     tvm_target = as_target(target)
     canonical = canonicalize(loaded.module)
     graph = build_graph(canonical)
-    found = candidates_of(canonical, graph, tvm_target, space, desired, max_rel_error)
+    found = candidates_of(canonical, graph, tvm_target, space, desired, max_rel_error, externs)
     spaces = found.spaces
     nodes = kernel_nodes(canonical, graph, spaces)
     anchors = {op.name for op in graph.anchors}
@@ -159,13 +163,14 @@ def candidates_of(
     space: SearchSpace | str | os.PathLike[str] | None = None,
     desired: Sequence[Desired] = (),
     max_rel_error: float = MAX_REL_ERROR,
+    externs: Sequence[str] = (),
 ) -> ModelCandidates:
     """Candidates of every operator, see `set_up`.
 
     Raises:
         SpaceError: the search-space file is wrong, or what is wanted cannot be.
     """
-    rules = _space(space, target)
+    rules = with_externs(_space(space, target), externs)
     notes = [*(unmatched_rules(rules, graph) if space is not None else ()), *unmatched_layouts(desired, graph)]
     spaces = narrow(graph, rules, enumerate_candidates(graph, rules), desired)
     check_textures(rules.source, [c for s in spaces.values() for c in s.candidates], target)
@@ -180,8 +185,9 @@ def template_versions(target: tvm.target.Target | None = None) -> str:
     """
     if target is not None and target.kind.name != "llvm":
         return f"{workitems.NAME}{TEMPLATES[workitems.NAME].version} warm{WARMUP}"
-    # A trace is the same kernel whatever the templates do; pairs of kernels are recorded apart.
-    own = {name: spec for name, spec in TEMPLATES.items() if name not in (metaschedule.NAME, pair.NAME, workitems.NAME)}
+    # A trace, or a call of a library, is the same kernel whatever templates do; pairs of kernels are recorded apart.
+    apart = (metaschedule.NAME, pair.NAME, LIBRARY.template, workitems.NAME)
+    own = {name: spec for name, spec in TEMPLATES.items() if name not in apart}
     versions = {name: f"{name}{spec.version}.{spec.revision}".removesuffix(".0") for name, spec in own.items()}
     return ",".join(versions[name] for name in sorted(versions)) + f" {PROTOCOL} warm{WARMUP}"
 

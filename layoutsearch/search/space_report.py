@@ -9,7 +9,7 @@ from typing import Any
 from layoutsearch.layout.build import build_graph
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.desired import Desired
-from layoutsearch.layout.graph import LayoutGraph, OpNode
+from layoutsearch.layout.graph import LayoutGraph, OpNode, declared_choices
 from layoutsearch.layout.groups import graph_groups
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.outside import outside
@@ -17,6 +17,7 @@ from layoutsearch.layout.space import Rule
 from layoutsearch.model.canonicalize import canonicalize
 from layoutsearch.model.load import load
 from layoutsearch.plan.apply import target_json
+from layoutsearch.search.externs import check_externs
 from layoutsearch.search.setup import ModelCandidates, candidates_of
 from layoutsearch.search.workloads import choices_of
 from layoutsearch.targets import as_target
@@ -86,15 +87,17 @@ def space_report(
     target: Any = None,
     space: str | None = None,
     desired: Sequence[Desired] = (),
+    externs: Sequence[str] = (),
 ) -> SpaceReport:
     """What a search of `model` would choose from; no device is needed.
 
     Raises:
         LayoutSearchError: the model cannot be read, a rule is wrong, or what is wanted cannot be.
     """
+    check_externs(externs)
     canonical, tvm_target = canonicalize(load(model, shapes).module), as_target(target)
     graph = build_graph(canonical)
-    found = candidates_of(canonical, graph, tvm_target, space, desired)
+    found = candidates_of(canonical, graph, tvm_target, space, desired, externs=externs)
     reports = _reports(graph, found)
     return SpaceReport(
         found.rules.source,
@@ -117,6 +120,9 @@ def _reports(graph: LayoutGraph, found: ModelCandidates) -> dict[str, OpReport]:
             reports[root.name] = _root(root, rest, choices, rules[root.name], found)
             outs = tuple(dict.fromkeys(str(c.out) for c in choices))
             for op in rest:
+                if op.role is Role.FROZEN:
+                    reports[op.name] = OpReport(op, "", "", (), {}, root.id)
+                    continue
                 own = found.spaces[op.name]
                 reports[op.name] = OpReport(op, own.rule, own.pinned, outs, {}, root.id)
     return reports
@@ -128,6 +134,8 @@ def _root(
     if root.role is Role.FROZEN:
         return OpReport(root, "", "", (), {})
     own = found.spaces[root.name]
+    if declared_choices(root):
+        return OpReport(root, own.rule, own.pinned, tuple(map(str, choices)), {})
     out = {}
     for candidate in (c for c in own.candidates if c not in choices):
         others = [op.id for op in rest if not found.spaces[op.name].allows(candidate.follower)]

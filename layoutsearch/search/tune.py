@@ -25,6 +25,7 @@ from layoutsearch.search.campaign import Campaign
 from layoutsearch.search.costs_file import costs_path, save_costs
 from layoutsearch.search.decide import Decision
 from layoutsearch.search.export import Bound, PlanContext
+from layoutsearch.search.externs import check_externs
 from layoutsearch.search.final_costs import final_costs
 from layoutsearch.search.finals import WholeTimes
 from layoutsearch.search.gap import CONFIDENCE, SearchState
@@ -78,6 +79,7 @@ class _Run:
         check_limit(options.max_rel_error)
         if options.sampler not in SAMPLERS:
             raise LayoutSearchError(f"--sampler {options.sampler!r} is unknown; expected one of {', '.join(SAMPLERS)}")
+        check_externs(options.externs)
         self.tuner = KernelTuner.named(options.kernel_tuner)
         self.desired = parse_desired(options.desired_layouts)
         if self.target.kind.name != "llvm" and self.tuner is not KernelTuner.TEMPLATE:
@@ -94,7 +96,14 @@ class _Run:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutsearch-")))
             self.setup: ModelSetup = set_up(
-                self.model, folder, options.shapes, self.target, options.space, options.max_rel_error, self.desired
+                self.model,
+                folder,
+                options.shapes,
+                self.target,
+                options.space,
+                options.max_rel_error,
+                self.desired,
+                options.externs,
             )
             for line in self.setup.notes:
                 self.reporter.note(line)

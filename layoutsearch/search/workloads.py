@@ -18,6 +18,7 @@ from layoutsearch.layout.groups import graph_groups
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.rules import why_illegal
 from layoutsearch.materialize.extract import Extractor
+from layoutsearch.materialize.library import library
 from layoutsearch.materialize.writer import FunctionWriter, substitute
 from layoutsearch.model.fingerprint import fingerprint
 
@@ -89,7 +90,8 @@ def kernel_nodes(canonical: tvm.IRModule, graph: LayoutGraph, spaces: Mapping[st
             members = [graph.by_name[n] for n in part]
             workload = _workload(extractor, members, size)
             workload = workloads.setdefault(workload.key, workload)
-            nodes.append(KernelNode(part, workload, choices if len(parts) == 1 else choices_of(members, spaces)))
+            found = choices if len(parts) == 1 else choices_of(members, spaces)
+            nodes.append(KernelNode(part, workload, _computed(found, members, workload)))
     return tuple(nodes)
 
 
@@ -140,6 +142,25 @@ def _follows(op: OpNode, follower: Candidate, spaces: Mapping[str, OpSpace]) -> 
     return spaces[op.name].allows(follower, in_any_scope=True)
 
 
+def _computed(
+    choices: tuple[Candidate | None, ...], ops: list[OpNode], workload: Workload
+) -> tuple[Candidate | None, ...]:
+    """The choices without those whose external library does not compute what is fused with the operator.
+
+    Raises:
+        SpaceError: that leaves none.
+    """
+    if not any(c is not None and c.extern for c in choices):
+        return choices
+    function = tvm.ir.load_json(workload.module_json)["main"]
+    reasons = {c: library(c.extern).why_not_kernel(function, c) for c in choices if c is not None and c.extern}
+    kept = tuple(c for c in choices if c is None or reasons.get(c) is None)
+    if not kept:
+        choice, reason = next(iter(reasons.items()))
+        raise SpaceError(f"{ops[0].id} has no candidate: {choice}: {reason}; give it a layout without a library too")
+    return kept
+
+
 def _workload(extractor: Extractor, ops: list[OpNode], size: int) -> Workload:
     module, read = extractor.extract([op.name for op in ops])
     axes = _parameter_axes(module, ops)
@@ -167,7 +188,10 @@ def _without_scalars(module: tvm.IRModule) -> tvm.IRModule:
             output = not isinstance(binding.var, tvm.relax.DataflowVar)
             env[binding.var] = writer.bind(binding.var.name, substitute(value, env), output=output)
         writer.end_block(dataflow=True)
-    return tvm.IRModule({tvm.ir.GlobalVar("main"): writer.function(main.params, substitute(main.body.body, env))})
+    rest = {g: f for g, f in module.functions_items() if g.name_hint != "main"}
+    return tvm.IRModule(
+        {**rest, tvm.ir.GlobalVar("main"): writer.function(main.params, substitute(main.body.body, env))}
+    )
 
 
 def _parameter_axes(module: tvm.IRModule, ops: list[OpNode]) -> tuple[tuple[str, str], ...]:
