@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from layoutsearch.layout import kinds
+from layoutsearch.layout.border import ORIGINAL, Border
 from layoutsearch.layout.candidate import DIRECT, Assignment, Candidate
 from layoutsearch.layout.graph import LayoutGraph, OpNode, TensorInfo, conv_info
 from layoutsearch.layout.kinds import Role
@@ -247,21 +248,23 @@ def initial_assignment(graph: LayoutGraph) -> dict[str, Candidate]:
     return {op.name: initial_candidate(op) for op in graph.ops if op.role is not Role.FROZEN}
 
 
-def made_layouts(graph: LayoutGraph, assignment: Assignment) -> dict[str, Layout | None]:
+def made_layouts(graph: LayoutGraph, assignment: Assignment, border: Border = ORIGINAL) -> dict[str, Layout | None]:
     """The layout every tensor is made in; None for scalars."""
-    made: dict[str, Layout | None] = {t.name: t.initial for t in graph.inputs}
+    made: dict[str, Layout | None] = {t.name: border.of_input(t) for t in graph.inputs}
     for op in graph.ops:
         layouts = result_layouts(op, assignment.get(op.name))
         made.update({t.name: layout for t, layout in zip(op.results, layouts, strict=True)})
     return made
 
 
-def transforms_of(graph: LayoutGraph, assignment: Mapping[str, Candidate]) -> list[tuple[str, Layout, Layout]]:
-    """(tensor, from, to) of every transform the assignment needs, each once; model outputs want their original layout.
+def transforms_of(
+    graph: LayoutGraph, assignment: Mapping[str, Candidate], border: Border = ORIGINAL
+) -> list[tuple[str, Layout, Layout]]:
+    """(tensor, from, to) of every transform the assignment needs, each once; model outputs want the border's layout.
 
     Constants are folded and do not count.
     """
-    made = made_layouts(graph, assignment)
+    made = made_layouts(graph, assignment, border)
     needed: dict[tuple[str, Layout], tuple[str, Layout, Layout]] = {}
 
     def want(tensor: str | None, layout: Layout | None) -> None:
@@ -272,6 +275,6 @@ def transforms_of(graph: LayoutGraph, assignment: Mapping[str, Candidate]) -> li
     for op in graph.ops:
         for operand, layout in zip(op.operands, operand_layouts(op, assignment.get(op.name)), strict=True):
             want(operand.tensor, layout)
-    for output in graph.outputs:
-        want(output.tensor, output.info.initial)
+    for position, output in enumerate(graph.outputs):
+        want(output.tensor, border.of_output(position, output))
     return list(needed.values())

@@ -10,8 +10,8 @@ from tvm import relax
 
 from layoutsearch.errors import MaterializeError
 from layoutsearch.layout import kinds
-from layoutsearch.layout.candidate import Assignment
-from layoutsearch.layout.graph import LayoutGraph, OpNode
+from layoutsearch.layout.candidate import Assignment, Candidate
+from layoutsearch.layout.graph import LayoutGraph, OpNode, TensorInfo
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.rules import operand_layouts, result_layouts
@@ -116,16 +116,26 @@ def _shapes(call: relax.Call, op: OpNode, assignment: Assignment) -> list[Mismat
         )
     ]
     for what, info, layout, got in pairs:
-        if layout is None or info.shape is None:
-            continue
-        logical = info.shape
-        if choice.winograd and what == "operand 1":
-            points = minimal(choice.winograd).points
-            logical = tuple(points if a in "HW" else e for a, e in zip(info.axes, logical, strict=True))
-        shape = layout.physical_shape(logical, info.axes)
-        if shape != got:
+        shape = planned_shape(info, layout, choice, is_kernel=what == "operand 1")
+        if shape is not None and shape != got:
             found.append(Mismatch(op.name, f"shape of {what} in {layout}", str(shape), str(got)))
     return found
+
+
+def planned_shape(
+    info: TensorInfo, layout: Layout | None, choice: Candidate | None, *, is_kernel: bool = False
+) -> tuple[int, ...] | None:
+    """Shape in memory of an operand or result of an operator that runs as `choice`; None where it is not static.
+
+    `is_kernel` is for the weights of a convolution, which Winograd's algorithms have transformed.
+    """
+    if info.shape is None or layout is None:
+        return info.shape
+    logical = info.shape
+    if is_kernel and choice is not None and choice.winograd:
+        points = minimal(choice.winograd).points
+        logical = tuple(points if a in "HW" else e for a, e in zip(info.axes, logical, strict=True))
+    return layout.physical_shape(logical, info.axes)
 
 
 def _leaf_shapes(ty: relax.Type) -> list[tuple[int, ...] | None]:
