@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from layoutsearch.errors import InfeasibleError, LayoutSearchError, MaterializeError, ModelError, PlanError
+from layoutsearch.layout.border import ORIGINAL
 from layoutsearch.layout.build import build_graph
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.graph import LayoutGraph
@@ -21,7 +23,9 @@ from layoutsearch.materialize.convert import Materialized, materialize
 from layoutsearch.materialize.lower import Lowered, lower
 from layoutsearch.model.canonicalize import canonicalize
 from layoutsearch.model.fingerprint import fingerprint
+from layoutsearch.plan.expected import Expectation, expect
 from layoutsearch.plan.plan import LayoutPlan
+from layoutsearch.plan.prove import prove_final, prove_lowered, prove_scheduled
 from layoutsearch.plan.sequence import sequence_kernels
 from layoutsearch.schedule.audit import audit
 from layoutsearch.schedule.dispatch import apply as apply_schedule
@@ -45,6 +49,7 @@ class Applied:
         slow_loops: loop nests of scheduled kernels that are neither parallel nor vectorised, by kernel; empty is right.
         graph: of the canonical module.
         assignment: the plan's choices by bound variable of the canonical module.
+        proven: what `module` does, call by call, checked against the plan; see `plan.prove`.
     """
 
     module: tvm.IRModule
@@ -53,6 +58,7 @@ class Applied:
     slow_loops: Mapping[str, list[str]]
     graph: LayoutGraph
     assignment: Mapping[str, Candidate]
+    proven: Expectation
 
 
 def target_of(plan: LayoutPlan) -> tvm.target.Target:
@@ -126,17 +132,28 @@ def apply_plan(module: tvm.IRModule, plan: LayoutPlan, target: tvm.target.Target
     graph = build_graph(canonical)
     assignment = assignment_of(plan, canonical, graph)
     materialized = materialize(canonical, graph, assignment)
-    listed = {(t.tensor, t.source, t.target) for t in plan.transforms}
     ids = {op.name: op.id for op in graph.ops}
-    for transform in materialized.transforms:
-        key = (tensor_id(transform.tensor, ids), str(transform.source), str(transform.target))
-        if key not in listed:
-            raise MaterializeError(f"a transform of {key[0]} from {key[1]} to {key[2]} is needed, the plan lists none")
+    _check_transforms(plan, materialized, ids)
     lowered = lower(materialized.module, target)
+    expectation = expect(materialized, lowered.kernels, graph, assignment, ORIGINAL)
+    prove_lowered(lowered.module, expectation)
     schedules = {by.name: op.schedule for op in plan.ops if op.schedule for by in graph.ops if by.id == op.id}
     info = TargetInfo.from_target(target, plan.threads)
     scheduled, slow = schedule_kernels(lowered, schedules, info, ids)
-    return Applied(scheduled, materialized, lowered, slow, graph, assignment)
+    proven = prove_scheduled(scheduled, expectation)
+    return Applied(scheduled, materialized, lowered, slow, graph, assignment, proven)
+
+
+def _check_transforms(plan: LayoutPlan, materialized: Materialized, ids: Mapping[str, str]) -> None:
+    """Raise MaterializeError unless the transforms are those that the plan lists."""
+    listed = Counter((t.tensor, t.source, t.target) for t in plan.transforms)
+    needed = Counter((tensor_id(t.tensor, ids), str(t.source), str(t.target)) for t in materialized.transforms)
+    for key, count in (needed - listed).items():
+        lists = "lists fewer" if listed[key] else "lists none"
+        times = "" if count == 1 else f"{count} times "
+        raise MaterializeError(f"a transform of {key[0]} from {key[1]} to {key[2]} is {times}needed, the plan {lists}")
+    for key in listed - needed:
+        raise MaterializeError(f"the plan lists a transform of {key[0]} from {key[1]} to {key[2]}, which nothing needs")
 
 
 def tensor_id(tensor: str, ids: Mapping[str, str]) -> str:
@@ -180,6 +197,15 @@ def schedule_kernels(
     return tvm.IRModule(functions, attrs=lowered.module.attrs), slow
 
 
+def _proof(proven: Expectation) -> tvm.transform.Pass:
+    @tvm.transform.module_pass(opt_level=0, name="layoutsearch.ProveLayouts")
+    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        prove_final(module, proven)
+        return module
+
+    return run
+
+
 def _sequence(marker: str) -> tvm.transform.Pass:
     @tvm.transform.module_pass(opt_level=0, name="layoutsearch.SequenceKernels")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
@@ -188,8 +214,8 @@ def _sequence(marker: str) -> tvm.transform.Pass:
     return run
 
 
-def _vm_passes(marker: str = "") -> list[tvm.transform.Pass]:
-    """From scheduled kernels to VM code; what TVM's own CPU pipeline does after it has fused."""
+def _vm_passes(marker: str = "", proven: Expectation | None = None) -> list[tvm.transform.Pass]:
+    """From scheduled kernels to VM code; what TVM's own CPU pipeline does after it has fused. The proof is the last."""
     t = relax.transform
     return [
         _sequence(marker),
@@ -204,6 +230,7 @@ def _vm_passes(marker: str = "") -> list[tvm.transform.Pass]:
         t.ComputePrimValue(),
         t.VMShapeLower(),
         t.AttachGlobalSymbol(),
+        *([] if proven is None else [_proof(proven)]),
     ]
 
 
@@ -220,12 +247,15 @@ def ApplyPlan(plan: LayoutPlan) -> tvm.transform.Pass:
     return apply
 
 
-def vm_pipeline(marker: str = "") -> tvm.transform.Pass:
-    """The rest of the compilation, for a module that is already scheduled; see `sequence_kernels` for `marker`."""
+def vm_pipeline(marker: str = "", proven: Expectation | None = None) -> tvm.transform.Pass:
+    """The rest of the compilation, for a module that is already scheduled; see `sequence_kernels` for `marker`.
+
+    With what is `proven` of the module, that is still so at the end, or MaterializeError is raised.
+    """
 
     @tvm.transform.module_pass(opt_level=0, name="layoutsearch.vm_pipeline")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        return tvm.transform.Sequential(_vm_passes(marker))(module)
+        return tvm.transform.Sequential(_vm_passes(marker, proven))(module)
 
     return run
 
@@ -235,6 +265,7 @@ def pipeline(plan: LayoutPlan) -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="layoutsearch.pipeline")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        return tvm.transform.Sequential([ApplyPlan(plan), *_vm_passes()])(module)
+        applied = apply_plan(module, plan, tvm.target.Target.current(allow_none=True))
+        return tvm.transform.Sequential(_vm_passes(proven=applied.proven))(applied.module)
 
     return run

@@ -173,7 +173,7 @@ def _host_calls(function: tirx.PrimFunc) -> list[tuple[str, list[_Argument]]] | 
     body = function.body
     found = []
     for statement in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
-        call = statement.value if isinstance(statement, tirx.Evaluate) else None
+        call: Any = statement.value if isinstance(statement, tirx.Evaluate) else None
         name = getattr(getattr(call, "op", None), "name", "")
         if name == "tirx.tvm_call_packed":
             # A mark between kernels.

@@ -11,6 +11,7 @@ import tvm
 from layoutsearch.errors import ModelError, PlanError
 from layoutsearch.model.load import LoadedModel, load
 from layoutsearch.plan.apply import Applied, apply_plan, target_of, vm_pipeline
+from layoutsearch.plan.expected import Expectation
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.schedule import BUILD_CONFIG
 from layoutsearch.toolchain import export
@@ -70,13 +71,15 @@ def compile(
         ToolchainError: there is no linker.
     """
     applied = apply_to(model, plan, target, shapes)
-    executable = build_executable(applied.module, target_of(plan))
+    executable = build_executable(applied.module, target_of(plan), proven=applied.proven)
     if output is not None:
         export(executable, output, target_of(plan))
     return executable
 
 
-def build_executable(scheduled: tvm.IRModule, target: tvm.target.Target, marker: str = "") -> Any:
-    """VM executable of a module whose kernels are scheduled; see `sequence_kernels` for `marker`."""
+def build_executable(
+    scheduled: tvm.IRModule, target: tvm.target.Target, marker: str = "", proven: Expectation | None = None
+) -> Any:
+    """VM executable of a module whose kernels are scheduled; see `vm_pipeline` for `marker` and `proven`."""
     with tvm.transform.PassContext(config=BUILD_CONFIG):
-        return tvm.compile(scheduled, target, relax_pipeline=vm_pipeline(marker), tir_pipeline="default")
+        return tvm.compile(scheduled, target, relax_pipeline=vm_pipeline(marker, proven), tir_pipeline="default")

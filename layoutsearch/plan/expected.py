@@ -15,10 +15,11 @@ from tvm import relax
 from layoutsearch.layout import kinds
 from layoutsearch.layout.border import Border
 from layoutsearch.layout.candidate import Candidate
-from layoutsearch.layout.graph import LayoutGraph, OpNode
+from layoutsearch.layout.graph import LayoutGraph, OpNode, axis_names
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.rules import made_layouts, operand_layouts, result_layouts
+from layoutsearch.materialize.axes import Letters
 from layoutsearch.materialize.fuse import Kernel
 from layoutsearch.materialize.resolve import Materialized
 from layoutsearch.materialize.verify import calls_by_name, planned_shape
@@ -54,6 +55,8 @@ class ExpectedCall:
         function: name of the kernel; empty where only its place in the program is known.
         position: in the program.
         checked: whether the operators are known; else only the calls are counted.
+        axes: letters of the dimensions of each operand and result, see `materialize.axes`; None where a kernel is not
+            looked into: an operator without layouts, an algorithm that walks tiles.
     """
 
     name: str
@@ -63,6 +66,7 @@ class ExpectedCall:
     function: str = ""
     position: int = 0
     checked: bool = True
+    axes: tuple[Letters | None, ...] | None = None
 
     @property
     def is_transform(self) -> bool:
@@ -109,7 +113,7 @@ class _Expecting:
 
     def run(self, kernels: Sequence[Kernel]) -> Expectation:
         found = []
-        inside = set()
+        inside: set[str] = set()
         for kernel in kernels:
             for group in kernel.groups:
                 inside.update(group)
@@ -136,18 +140,31 @@ class _Expecting:
             info = self._graph.tensors[move.tensor]
             source, target = (Value(move.tensor, x, planned_shape(info, x, None)) for x in (move.source, move.target))
             name = f"the transform of {move.tensor} from {move.source} to {move.target}"
-            return ExpectedCall(name, (), (source,), (target,), position=position)
+            axes = (_letters(move.source), _letters(move.target))
+            return ExpectedCall(name, (), (source,), (target,), position=position, axes=axes)
         ops = [self._graph.by_name.get(name) for name in group]
         if any(op is None for op in ops):
             # What belongs to no operator of the model, such as the transform of variable weights.
             return ExpectedCall(group[0], group, (), (), position=position, checked=False)
         known = [op for op in ops if op is not None]
-        return ExpectedCall(known[0].id, group, self._reads(known), self._makes(known[-1]), position=position)
+        reads, makes = self._reads(known), self._makes(known[-1])
+        return ExpectedCall(
+            known[0].id,
+            group,
+            tuple(value for value, _ in reads),
+            tuple(value for value, _ in makes),
+            position=position,
+            axes=tuple(letters for _, letters in (*reads, *makes)) if self._is_seen_through(known) else None,
+        )
 
-    def _reads(self, ops: Sequence[OpNode]) -> tuple[Value, ...]:
+    def _is_seen_through(self, ops: Sequence[OpNode]) -> bool:
+        winograd = any(choice is not None and choice.winograd for choice in map(self._choice, ops))
+        return not winograd and all(op.role is not Role.FROZEN and op.op not in _MOVES for op in ops)
+
+    def _reads(self, ops: Sequence[OpNode]) -> list[tuple[Value, Letters | None]]:
         """Operands from outside, each once, in the order in which they are read; see `kernel_function`."""
         inside = {t.name for op in ops for t in op.results}
-        found: list[tuple[Any, Value]] = []
+        found: list[tuple[Any, Value, Letters | None]] = []
         for op in ops:
             choice = self._choice(op)
             leaves = list(_leaves(self._calls[op.name].args))
@@ -158,20 +175,30 @@ class _Expecting:
                 if operand.tensor in inside or (operand.tensor is None and shape == ()):
                     continue
                 value = Value(operand.tensor or "", layout if operand.tensor else None, shape)
-                same = [v for k, v in found if _is_same(k, key)]
-                if not same:
-                    found.append((key, value))
-        return tuple(value for _, value in found)
+                if not any(_is_same(known, key) for known, _, _ in found):
+                    found.append((key, value, _letters(layout)))
+        return [(value, letters) for _, value, letters in found]
 
-    def _makes(self, op: OpNode) -> tuple[Value, ...]:
+    def _makes(self, op: OpNode) -> list[tuple[Value, Letters | None]]:
         choice = self._choice(op)
         layouts = result_layouts(op, choice)
-        return tuple(
-            Value(t.name, lay, planned_shape(t, lay, choice)) for t, lay in zip(op.results, layouts, strict=True)
-        )
+        return [
+            (Value(t.name, lay, planned_shape(t, lay, choice)), _letters(lay))
+            for t, lay in zip(op.results, layouts, strict=True)
+        ]
 
     def _choice(self, op: OpNode) -> Candidate | None:
         return None if op.role is Role.FROZEN else self._assignment.get(op.name)
+
+
+_MOVES = (kinds.PERMUTE, kinds.TRANSFORM)
+
+
+def _letters(layout: Layout | None) -> Letters | None:
+    """Axis of every dimension; None where the names mean nothing."""
+    if layout is None or layout.name == axis_names(layout.ndim):
+        return None
+    return tuple(axis.letter.upper() for axis in layout.axes)
 
 
 def _leaves(args: Sequence[relax.Expr]) -> Iterator[Any]:

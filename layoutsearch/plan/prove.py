@@ -15,10 +15,36 @@ import tvm
 from tvm import relax, tirx
 
 from layoutsearch.errors import MaterializeError
+from layoutsearch.materialize.axes import hidden_transpose, wrong_axes
 from layoutsearch.materialize.copies import only_copies
 from layoutsearch.plan.calls import CONSTANT, UNKNOWN, KernelCall, Place, trace_calls
 from layoutsearch.plan.expected import Expectation, ExpectedCall, Value
+from layoutsearch.schedule.anatomy import Anatomy
 from layoutsearch.schedule.templates.stack import STACKS
+
+
+def prove_lowered(module: tvm.IRModule, expectation: Expectation) -> None:
+    """Check kernels that are not scheduled yet: each walks its buffers as the plan's layouts say.
+
+    Raises:
+        MaterializeError: a kernel does not, or moves a tensor inside; the message names the operator.
+    """
+    functions = {g.name_hint: f for g, f in module.functions_items()}
+    seen = set()
+    for call in expectation.calls:
+        function = functions.get(call.function)
+        if call.axes is None or (call.function, call.axes) in seen or not isinstance(function, tirx.PrimFunc):
+            continue
+        seen.add((call.function, call.axes))
+        if len(function.params) != len(call.axes):
+            raise MaterializeError(f"{call.name}: its kernel has {len(function.params)} buffers, not {len(call.axes)}")
+        anatomy = Anatomy.of(function)
+        wrong = wrong_axes(anatomy, call.axes)
+        if wrong is not None:
+            raise MaterializeError(f"{call.name}: in its kernel {call.function}, {wrong}")
+        stage = None if call.is_transform else hidden_transpose(anatomy)
+        if stage is not None:
+            raise MaterializeError(f"{call.name}: its kernel {call.function} moves a tensor inside, in {stage}")
 
 
 def prove_scheduled(module: tvm.IRModule, expectation: Expectation) -> Expectation:
@@ -104,8 +130,8 @@ class _Proof:
 
     def scheduled(self) -> Expectation:
         waiting: dict[str, list[ExpectedCall]] = {}
-        for expected in self._expectation.calls:
-            waiting.setdefault(expected.function, []).append(expected)
+        for planned in self._expectation.calls:
+            waiting.setdefault(planned.function, []).append(planned)
         found = []
         for call in self._trace.calls:
             known = waiting.get(call.function)

@@ -252,7 +252,7 @@ def build_marked(job: PlanJob) -> BuiltMarked:
     if built.steps is not None:
         target = target_of(plan)
         for path, marker in ((built.plain, ""), (built.marked, MARK)):
-            export(build_executable(applied.module, target, marker), path, target)
+            export(build_executable(applied.module, target, marker, applied.proven), path, target)
     return built
 
 
