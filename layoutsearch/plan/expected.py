@@ -82,13 +82,15 @@ class Expectation:
         inputs: of `main`.
         calls: of kernels, in program order.
         outputs: of `main`.
-        owners: id of the operator behind each tensor, for messages.
+        makers: id of the operator behind each tensor, for messages.
+        readers: ids of those that read it.
     """
 
     inputs: tuple[Value, ...]
     calls: tuple[ExpectedCall, ...]
     outputs: tuple[Value, ...]
-    owners: Mapping[str, str]
+    makers: Mapping[str, str]
+    readers: Mapping[str, tuple[str, ...]]
 
 
 def expect(
@@ -117,7 +119,9 @@ class _Expecting:
         for kernel in kernels:
             for group in kernel.groups:
                 inside.update(group)
-                found.append(replace(self._group(group), function=kernel.function))
+                # A kernel of what the converted module did not have is nothing that is expected.
+                if all(name in self._position for name in group):
+                    found.append(replace(self._group(group), function=kernel.function))
         found += [self._group((name,)) for name in self._calls if name not in inside]
         graph = self._graph
         made = made_layouts(graph, self._assignment, self._border)
@@ -125,12 +129,12 @@ class _Expecting:
         for i, output in enumerate(graph.outputs):
             layout = self._border.of_output(i, output)
             outputs.append(Value(output.tensor or "", layout, planned_shape(output.info, layout, None)))
-        owners = {t.name: op.id for op in graph.ops for t in op.results}
         return Expectation(
             tuple(Value(t.name, made[t.name], planned_shape(t, made[t.name], None)) for t in graph.inputs),
             tuple(sorted(found, key=lambda call: call.position)),
             tuple(outputs),
-            owners,
+            {t.name: op.id for op in graph.ops for t in op.results},
+            {name: tuple(dict.fromkeys(op.id for op, _ in uses)) for name, uses in graph.consumers.items()},
         )
 
     def _group(self, group: tuple[str, ...]) -> ExpectedCall:

@@ -8,7 +8,7 @@ operator, also where the shapes are equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import tvm
@@ -248,12 +248,17 @@ class _Proof:
 
     def _stray(self, call: KernelCall) -> MaterializeError:
         """A call that nothing in the plan stands for."""
-        read = [v for p in call.places for v in self._memory.at(p) if v.tensor]
-        owners: Mapping[str, str] = self._expectation.owners
-        of = f"op {owners.get(read[0].tensor, read[0].tensor)}: " if read else ""
         function = self._functions.get(call.function)
-        does = "moves data" if function is not None and only_copies(function) else "is called"
-        return MaterializeError(f"{of}{call.function} {does} in the lowered module, and the plan does not list it")
+        does = "moves" if function is not None and only_copies(function) else "reads"
+        read = next((v for p in call.places for v in self._memory.at(p) if v.tensor), None)
+        if read is None:
+            return MaterializeError(f"the lowered module calls {call.function}, which the plan does not list")
+        maker = self._expectation.makers.get(read.tensor)
+        readers = " and ".join(self._expectation.readers.get(read.tensor, ())[:3]) or "no operator"
+        of = f"made by {maker}, read by {readers}" if maker else f"an input, read by {readers}"
+        return MaterializeError(
+            f"{call.function} {does} {read} ({of}) in the lowered module, and the plan does not list it"
+        )
 
 
 def _shape_of(buffer: tirx.Var) -> tuple[int, ...] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from layoutsearch.plan.plan import LayoutPlan, PlanOp, PlanTransform
 from layoutsearch.schedule import dispatch
 from layoutsearch.schedule.target import TargetInfo
 from layoutsearch.schedule.value import Schedule
-from layoutsearch.search.workloads import kernel_nodes
+from layoutsearch.search.workloads import KernelNode, kernel_nodes
 from tests.models import nets
 
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "x86_avx512.toml"
@@ -53,8 +54,9 @@ def make_plan(
     threads: int = 2,
     seed: int = 0,
     space: Path = SPACE,
+    choose: Callable[[KernelNode], Candidate | None] | None = None,
 ) -> LayoutPlan:
-    """A plan of `module`: any candidate of `space` for every kernel, any schedule of each."""
+    """A plan of `module`: any candidate of `space` for every kernel (or what `choose` says), any schedule of each."""
     draw = random.Random(seed)
     loaded = load(module)
     canonical = canonicalize(loaded.module)
@@ -65,7 +67,7 @@ def make_plan(
     for node in kernel_nodes(canonical, graph, enumerate_candidates(graph, load_space(space))):
         # Equal kernels have equal schedules, so they get equal layouts here.
         if node.workload.key not in chosen:
-            chosen[node.workload.key] = draw.choice(node.choices)
+            chosen[node.workload.key] = choose(node) if choose is not None else draw.choice(node.choices)
         choice = chosen[node.workload.key]
         assignment.update(node.assignment(choice))
         workloads.update(dict.fromkeys(node.members, (node.workload.key, node.root)))
