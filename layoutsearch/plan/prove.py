@@ -123,7 +123,9 @@ class _Proof:
         self._expectation = expectation
         self._memory = _Memory()
         if self._trace.strays:
-            raise MaterializeError(f"the lowered module still has {self._trace.strays[0]}, which the plan does not list")
+            raise MaterializeError(
+                f"the lowered module still has {self._trace.strays[0]}, which the plan does not list"
+            )
         for place, value in zip(self._trace.parameters, expectation.inputs, strict=True):
             self._check_shape(f"input {value.tensor}", place, value)
             self._memory.write(place, value)
@@ -154,8 +156,10 @@ class _Proof:
             if calls and calls[0].function == expected.function:
                 self._match(calls.pop(0), expected)
             elif not self._became_memory(expected):
-                raise self._stray(calls[0]) if self._is_extra(calls) else MaterializeError(
-                    f"{expected.name} is not in the final module"
+                raise (
+                    self._stray(calls[0])
+                    if self._is_extra(calls)
+                    else MaterializeError(f"{expected.name} is not in the final module")
                 )
         if calls:
             raise self._stray(calls[0])
@@ -194,7 +198,7 @@ class _Proof:
         values = (*expected.reads, *expected.makes)
         if len(values) != len(call.places) or len(function.params) != len(call.places):
             raise MaterializeError(
-                f"{expected.name}: its kernel {call.function} has {len(function.params)} buffers, expected {len(values)}"
+                f"{expected.name}: its kernel {call.function} has {len(function.params)} buffers, not {len(values)}"
             )
         for i, (place, value, buffer) in enumerate(zip(call.places, values, function.params, strict=True)):
             is_result = i >= len(expected.reads)

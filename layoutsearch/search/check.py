@@ -91,8 +91,8 @@ def check_plan(
         applied = apply_plan(loaded.module, plan, target_of(plan))
         with target_of(plan):
             vm_pipeline(proven=applied.proven)(applied.module)
-    except MaterializeError as error:
-        return CheckResult(len(requested), 0, 0, math.inf, (str(error),))
+    except MaterializeError as wrong:
+        return CheckResult(len(requested), 0, 0, math.inf, (str(wrong),))
     mismatches = [f"{kernel}: {reports[0]}" for kernel, reports in applied.slow_loops.items()]
     with device as opened:
         opened.check_target(target_of(plan))
