@@ -83,6 +83,9 @@ def why_illegal(op: OpNode, choice: Candidate) -> str | None:
     return reason
 
 
+_NO_BOOL = "TVM cannot lower a layout transform of bool"
+
+
 def _why_not(layout: Layout, info: TensorInfo) -> str | None:
     if info.shape is None or set(layout.primal) != set(info.axes):
         return f"layout {layout} does not fit a tensor with axes {info.axes}"
@@ -93,6 +96,13 @@ def _why_not(layout: Layout, info: TensorInfo) -> str | None:
         if extents[axis] % block:
             return f"block {block} does not divide {axis}={extents[axis]}"
     return None
+
+
+def why_not_stored(layout: Layout, info: TensorInfo) -> str | None:
+    """Why a tensor that a model takes or gives cannot be stored in a layout, or None when it can."""
+    if layout.is_blocked and info.dtype == "bool":
+        return _NO_BOOL
+    return _why_not(layout, info)
 
 
 def _why_conv(op: OpNode, choice: Candidate) -> str | None:
@@ -205,7 +215,7 @@ def _check_slice(op: OpNode, layout: Layout) -> str | None:
 def _check_operands(op: OpNode, layout: Layout) -> str | None:
     """Every operand can be stored as the choice wants it; bool tensors are never blocked."""
     if layout.is_blocked and "bool" in {t.dtype for t in (*op.results, *(o.info for o in op.operands))}:
-        return "TVM cannot lower a layout transform of bool"
+        return _NO_BOOL
     for operand in op.operands:
         wanted = _follow(layout, operand.info, op)
         if wanted is not None and len(operand.info.axes) == 4:

@@ -10,6 +10,7 @@ from tvm import relax
 
 from layoutsearch.errors import MaterializeError
 from layoutsearch.layout import kinds
+from layoutsearch.layout.border import Border
 from layoutsearch.layout.candidate import Assignment, Candidate
 from layoutsearch.layout.graph import LayoutGraph, OpNode, TensorInfo
 from layoutsearch.layout.kinds import Role
@@ -54,6 +55,18 @@ def verify_layouts(module: tvm.IRModule, graph: LayoutGraph, assignment: Assignm
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise MaterializeError(f"{found[0]}{more}")
+
+
+def verify_border(module: tvm.IRModule, graph: LayoutGraph, border: Border) -> None:
+    """Raise MaterializeError for the first input or output that has not the shape of its layout."""
+    main = main_of(module)
+    given = [(t.name, t, border.of_input(t)) for t in graph.inputs]
+    made = [(f"output {i}", o.info, border.of_output(i, o)) for i, o in enumerate(graph.outputs)]
+    have = [s for p in main.params for s in _leaf_shapes(p.ty)] + _leaf_shapes(main.body.body.ty)
+    for (name, info, layout), shape in zip([*given, *made], have, strict=True):
+        wanted = planned_shape(info, layout, None)
+        if wanted is not None and wanted != shape:
+            raise MaterializeError(f"{Mismatch(name, f'its shape in {layout}', str(wanted), str(shape))}")
 
 
 def calls_by_name(module: tvm.IRModule) -> dict[str, relax.Call]:
@@ -143,6 +156,6 @@ def _leaf_shapes(ty: relax.Type) -> list[tuple[int, ...] | None]:
         return [s for f in ty.fields for s in _leaf_shapes(f)]
     if not isinstance(ty, relax.TensorType):
         return []
-    if not isinstance(ty.shape, relax.ShapeExpr):
+    if not isinstance(ty.shape, relax.ShapeExpr) or not all(isinstance(v, tvm.tirx.IntImm) for v in ty.shape.values):
         return [None]
     return [tuple(int(v) for v in ty.shape.values)]

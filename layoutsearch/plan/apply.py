@@ -13,7 +13,6 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from layoutsearch.errors import InfeasibleError, LayoutSearchError, MaterializeError, ModelError, PlanError
-from layoutsearch.layout.border import ORIGINAL
 from layoutsearch.layout.build import build_graph
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.graph import LayoutGraph
@@ -23,6 +22,7 @@ from layoutsearch.materialize.convert import Materialized, materialize
 from layoutsearch.materialize.lower import Lowered, lower
 from layoutsearch.model.canonicalize import canonicalize
 from layoutsearch.model.fingerprint import fingerprint
+from layoutsearch.plan.border import border_of
 from layoutsearch.plan.expected import Expectation, expect
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.plan.prove import prove_final, prove_lowered, prove_scheduled
@@ -120,6 +120,8 @@ def assignment_of(plan: LayoutPlan, canonical: tvm.IRModule, graph: LayoutGraph)
 def apply_plan(module: tvm.IRModule, plan: LayoutPlan, target: tvm.target.Target | None = None) -> Applied:
     """Bring an imported (or canonical) Relax `module` into the plan's layouts and schedules.
 
+    `main` takes its inputs and gives its outputs in the layouts that the plan has for them.
+
     Raises:
         PlanError: the plan belongs to another model or target.
         MaterializeError: the converted module is not what the plan says.
@@ -131,11 +133,12 @@ def apply_plan(module: tvm.IRModule, plan: LayoutPlan, target: tvm.target.Target
     canonical = canonicalize(module)
     graph = build_graph(canonical)
     assignment = assignment_of(plan, canonical, graph)
-    materialized = materialize(canonical, graph, assignment)
+    border = border_of(plan, graph)
+    materialized = materialize(canonical, graph, assignment, border)
     ids = {op.name: op.id for op in graph.ops}
     _check_transforms(plan, materialized, ids)
     lowered = lower(materialized.module, target)
-    expectation = expect(materialized, lowered.kernels, graph, assignment, ORIGINAL)
+    expectation = expect(materialized, lowered.kernels, graph, assignment, border)
     prove_lowered(lowered.module, expectation)
     schedules = {by.name: op.schedule for op in plan.ops if op.schedule for by in graph.ops if by.id == op.id}
     info = TargetInfo.from_target(target, plan.threads)

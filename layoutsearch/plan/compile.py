@@ -64,7 +64,8 @@ def compile(
         shapes: input shapes; by default those of the plan.
 
     Returns:
-        TVM's VM executable; its `main` takes the model's inputs in order and returns its outputs in order.
+        TVM's VM executable; its `main` takes the model's inputs in order and returns its outputs in order, each in
+        the layout that the plan has for it (`plan.io_layouts`; mostly the model's own).
 
     Raises:
         PlanError: the plan belongs to another model or target.

@@ -54,6 +54,7 @@ def _summary(plan: LayoutPlan, loose: list[str]) -> list[str]:
         f"kernels {kernels:.0f} us, {len(plan.transforms)} transforms {transforms:.0f} us (each alone)",
     ]
     lines += [f"model input {text}" for text in loose]
+    lines += [f"{what} of the compiled module is in {layout}" for what, layout in plan.io_layouts.items()]
     v = plan.validation
     if v["baseline_us"] and v["plan_us"]:
         low, high = v["speedup_ci"]

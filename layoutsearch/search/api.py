@@ -34,6 +34,7 @@ def tune(
     sampler: str = "solver",
     storage: str | None = None,
     kernel_tuner: str = "template",
+    io_layout: str | Sequence[str] | Mapping[str, str] | None = None,
     inputs: Sequence[Sequence[np.ndarray]] | None = None,
     reporter: Reporter | None = None,
 ) -> LayoutPlan:
@@ -56,7 +57,9 @@ def tune(
         storage: of the Optuna study: a journal file or a database URL; `<out>/study.journal` if None.
         kernel_tuner: where schedules come from: `template`, `metaschedule` (TVM's search, for kernels that have no
             template but generic loops) or `both` (for all kernels, in a race with their templates).
-        inputs: sets of input arrays to validate with, in the model's order; made up where None.
+        io_layout: `keep`, `free`, `NAME=LAYOUT`, several of these, or a mapping of names: the layouts in which the
+            compiled module takes its inputs and gives its outputs. `free` leaves them to the search, at no cost.
+        inputs: sets of input arrays to validate with, in the model's order and layouts; made up where None.
         reporter: told of progress.
 
     Raises:
@@ -79,6 +82,7 @@ def tune(
         sampler=sampler,
         storage=storage,
         kernel_tuner=kernel_tuner,
+        io_layout=io_layout,
         inputs=inputs,
     )
     result = run_tune(model, options, reporter)

@@ -21,6 +21,7 @@ from layoutsearch.model.canonicalize import canonicalize
 from layoutsearch.model.load import ModelInput
 from layoutsearch.model.samples import relative_error, sample_inputs
 from layoutsearch.plan.apply import apply_plan, assignment_of, target_of, vm_pipeline
+from layoutsearch.plan.border import from_plan, to_plan
 from layoutsearch.plan.compile import load_for
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.search.jobs import PLAN, REFERENCE, PlanJob, file_stamp
@@ -122,5 +123,9 @@ def _error(
         futures = [builder.submit(PLAN if what == "plan" else REFERENCE, job, _BUILD_S) for what, job in jobs]
         built, reference = [f.result().get() for f in futures]
         return max(
-            relative_error(device.run_model(built, s, _RUN_S), device.run_model(reference, s, _RUN_S)) for s in samples
+            relative_error(
+                from_plan(plan, device.run_model(built, to_plan(plan, s), _RUN_S)),
+                device.run_model(reference, s, _RUN_S),
+            )
+            for s in samples
         )

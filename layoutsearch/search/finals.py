@@ -13,7 +13,8 @@ Samples = Mapping[str, tuple[float, ...]]
 
 def decisions(plan: LayoutPlan) -> list[object]:
     """What of a plan changes the compiled model."""
-    return [(op.id, op.choice, op.schedule) for op in plan.ops]
+    borders = [plan.io_layouts] if plan.io_layouts else []
+    return [*((op.id, op.choice, op.schedule) for op in plan.ops), *borders]
 
 
 def plan_digest(plan: LayoutPlan) -> str:

@@ -92,3 +92,4 @@ class TuneOptions:
     inputs: Sequence[Sequence[np.ndarray]] | None = None
     max_rel_error: float = MAX_REL_ERROR
     kernel_tuner: str = KernelTuner.TEMPLATE.value
+    io_layout: str | Sequence[str] | Mapping[str, str] | None = None

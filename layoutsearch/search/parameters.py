@@ -20,7 +20,7 @@ class Parameter:
     Attributes:
         name: of the parameter in the study.
         choices: the text of each candidate, in the order of the kernel's candidates; at least two, all different.
-        node: index of the kernel in a solution.
+        node: index of the kernel, or the model input, in a solution.
     """
 
     name: str
@@ -35,6 +35,7 @@ class AssignmentSpace:
     Attributes:
         parameters: one for each kernel with two candidates or more.
         size: entries of a solution, the kernels without a choice included; theirs are 0.
+        about: what else makes the problem another one; enters the digest.
 
     Raises:
         ValueError: two parameters of one name, or two equal choices of a parameter.
@@ -42,6 +43,7 @@ class AssignmentSpace:
 
     parameters: tuple[Parameter, ...]
     size: int
+    about: str = ""
 
     def __post_init__(self) -> None:
         names = [p.name for p in self.parameters]
@@ -52,14 +54,16 @@ class AssignmentSpace:
                 raise ValueError(f"{parameter.name} has two equal choices: {parameter.choices}")
 
     @classmethod
-    def of(cls, skeleton: Skeleton, names: Mapping[str, str] | None = None) -> AssignmentSpace:
+    def of(cls, skeleton: Skeleton, names: Mapping[str, str] | None = None, about: str = "") -> AssignmentSpace:
         """The parameters of a model, called as `names` calls their root operators (by variable), else as the root."""
         found = []
         for index, node in enumerate(skeleton.nodes):
             if len(node.choices) > 1:
                 name = (names or {}).get(node.root, node.root)
                 found.append(Parameter(name, tuple(str(choice) for choice in node.choices), index))
-        return cls(tuple(found), len(skeleton.nodes))
+        for index, given in enumerate(skeleton.inputs, len(skeleton.nodes)):
+            found.append(Parameter(f"input {given.name}", tuple(map(str, given.layouts)), index))
+        return cls(tuple(found), skeleton.size, about)
 
     @cached_property
     def distributions(self) -> dict[str, CategoricalDistribution]:
@@ -69,7 +73,8 @@ class AssignmentSpace:
     @cached_property
     def digest(self) -> str:
         """Changes with any name, choice or order: Optuna lets none of them change within a study."""
-        text = json.dumps([[p.name, p.choices, p.node] for p in self.parameters] + [self.size])
+        about = [self.about] if self.about else []
+        text = json.dumps([*([p.name, p.choices, p.node] for p in self.parameters), self.size, *about])
         return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
 
     def params(self, solution: Sequence[int]) -> dict[str, str]:

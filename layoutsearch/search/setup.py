@@ -16,6 +16,7 @@ import tvm
 from layoutsearch.layout.build import build_graph
 from layoutsearch.layout.candidates import enumerate_candidates, uniform_layouts
 from layoutsearch.layout.graph import LayoutGraph
+from layoutsearch.layout.io_layouts import AS_THEY_ARE, KEEP_ALL, BorderRules, IoLayouts
 from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.space import SearchSpace, builtin_space, load_space
 from layoutsearch.layout.unmatched import unmatched_rules
@@ -53,6 +54,8 @@ class ModelSetup:
         fingerprint: of the canonical module.
         notes: rules of a user's search space that match nothing, a line each.
         errors: of operators by algorithms that are not exact, see `search.numerics`.
+        io_layouts: what the user wants of inputs and outputs.
+        rules: what that means for this model.
     """
 
     loaded: LoadedModel
@@ -65,11 +68,15 @@ class ModelSetup:
     fingerprint: str
     notes: tuple[str, ...] = ()
     errors: Errors = field(default_factory=dict, hash=False)
+    io_layouts: IoLayouts = AS_THEY_ARE
+    rules: BorderRules = KEEP_ALL
 
     @cached_property
     def assignments(self) -> AssignmentSpace:
         """The choices of a search, called as the plan calls the operators."""
-        return AssignmentSpace.of(self.skeleton, {op.name: op.id for op in self.graph.ops})
+        # What an assignment costs depends on the border, so it is another study.
+        about = " ".join(self.io_layouts.words or ())
+        return AssignmentSpace.of(self.skeleton, {op.name: op.id for op in self.graph.ops}, about)
 
     def context(self, device: DeviceIdentity, templates: str) -> RecordContext:
         """Context of the records that are made on a device."""
@@ -90,6 +97,7 @@ def set_up(
     target: Any = None,
     space: SearchSpace | str | os.PathLike[str] | None = None,
     max_rel_error: float = MAX_REL_ERROR,
+    io_layouts: IoLayouts = AS_THEY_ARE,
 ) -> ModelSetup:
     """Load a model and build its layout problem.
 
@@ -100,15 +108,17 @@ def set_up(
         target: what code is built for; this CPU by default.
         space: search space; the one shipped for the target by default.
         max_rel_error: candidates whose operator alone is off by more are left out.
+        io_layouts: layouts of inputs and outputs.
 
     Raises:
         ModelError: the model cannot be read.
-        SpaceError: the search-space file is wrong.
+        SpaceError: the search-space file is wrong, or an input or output cannot have its layout.
     """
     loaded = model if isinstance(model, LoadedModel) else load(model, shapes)
     tvm_target = as_target(target)
     canonical = canonicalize(loaded.module)
     graph = build_graph(canonical)
+    border = io_layouts.rules(graph, [i.name for i in loaded.inputs], [o.name for o in loaded.outputs])
     rules = _space(space, tvm_target)
     notes = tuple(unmatched_rules(rules, graph)) if space is not None else ()
     spaces = enumerate_candidates(graph, rules)
@@ -121,12 +131,14 @@ def set_up(
         source=_source(model, loaded, folder),
         target=tvm_target,
         graph=graph,
-        skeleton=build_skeleton(graph, nodes),
+        skeleton=build_skeleton(graph, nodes, border),
         anchors=tuple(i for i, node in enumerate(nodes) if node.root in anchors),
         layouts=tuple(uniform_layouts([spaces[op.name] for op in graph.anchors])),
         fingerprint=fingerprint(canonical),
         notes=notes,
         errors=errors,
+        io_layouts=io_layouts,
+        rules=border,
     )
 
 

@@ -13,6 +13,7 @@ from layoutsearch.cost.library import LibraryError
 from layoutsearch.cost.machine import Machine
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.layout.candidates import nearest
+from layoutsearch.layout.io_layouts import IoLayouts
 from layoutsearch.layout.layout import Layout
 from layoutsearch.measure.records import RecordStore
 from layoutsearch.model.samples import sample_inputs
@@ -73,6 +74,9 @@ class _Run:
         check_limit(options.max_rel_error)
         if options.sampler not in SAMPLERS:
             raise LayoutSearchError(f"--sampler {options.sampler!r} is unknown; expected one of {', '.join(SAMPLERS)}")
+        self.io_layouts = IoLayouts.parse(options.io_layout)
+        if source is not None and self.io_layouts.words:
+            raise LayoutSearchError("--replay has the borders it was recorded with; leave --io-layout away")
         self.tuner = KernelTuner.named(options.kernel_tuner)
         if source is not None and self.tuner is not KernelTuner.TEMPLATE:
             raise LayoutSearchError("--replay has the schedules it was recorded with; leave --kernel-tuner away")
@@ -83,7 +87,7 @@ class _Run:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutsearch-")))
             self.setup: ModelSetup = set_up(
-                self.model, folder, options.shapes, self.target, options.space, options.max_rel_error
+                self.model, folder, options.shapes, self.target, options.space, options.max_rel_error, self.io_layouts
             )
             for line in self.setup.notes:
                 self.reporter.note(line)
@@ -103,6 +107,7 @@ class _Run:
                     # None by default, as in files of before there was a choice.
                     "kernel_tuner": None if self.tuner is KernelTuner.TEMPLATE else self.tuner.value,
                     "max_rel_error": options.max_rel_error,
+                    "io_layout": self.io_layouts.words,
                     "candidates": self.setup.assignments.digest,
                 },
             )
@@ -130,7 +135,9 @@ class _Run:
         lab, profile = labs.lab, labs.profile
         target = TargetInfo.from_target(self.target, self.source.threads)
         learned = Learned(labs.context, profile, target, setup.fingerprint)
-        context = PlanContext(setup.loaded, setup.graph, setup.fingerprint, self.target, labs.identity, setup.errors)
+        context = PlanContext(
+            setup.loaded, setup.graph, setup.fingerprint, self.target, labs.identity, setup.errors, setup.rules
+        )
         machine = Machine.of(profile, target)
         pool = Pool(context, setup.skeleton, setup.layouts, lab, self.budget, self.reporter)
         times = WholeTimes(self.store, labs.context, setup.fingerprint, labs.whole.weights)
@@ -201,6 +208,8 @@ class _Run:
         about = f"{self.setup.fingerprint} {self.labs.context.template} {search.digest}"
         if self.tuner is not KernelTuner.TEMPLATE:
             about += f" {self.tuner.value}"
+        if self.io_layouts.words:
+            about += f" {' '.join(self.io_layouts.words)}"
         try:
             if self.resumed or not self.run_file.is_settled("kernels", about):
                 campaign.run(reserve_s)
