@@ -12,7 +12,7 @@ import numpy as np
 
 from layoutsearch.errors import PlanError
 from layoutsearch.layout.border import Border
-from layoutsearch.layout.graph import LayoutGraph, Operand, TensorInfo
+from layoutsearch.layout.graph import LayoutGraph, TensorInfo
 from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.rules import why_not_stored
 from layoutsearch.materialize.moves import move_array
@@ -66,12 +66,6 @@ def border_entry(info: TensorInfo, layout: Layout | None) -> dict[str, str]:
     if len(info.axes) != 4 or info.shape is None or layout is None:
         return {}
     return {"axes": info.axes, "layout": str(layout)}
-
-
-def output_entry(name: str, output: Operand, layout: Layout | None) -> dict[str, Any]:
-    """An output as plans have it; the shape is the model's own."""
-    info = output.info
-    return {"name": name, "shape": list(info.shape or ()), "dtype": info.dtype, **border_entry(info, layout)}
 
 
 def to_plan(plan: LayoutPlan, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
