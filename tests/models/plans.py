@@ -60,10 +60,11 @@ def make_plan(
     space: Path = SPACE,
     choose: Callable[[KernelNode], Candidate | None] | None = None,
     io: Sequence[str] = (),
+    drawn: bool = True,
 ) -> LayoutPlan:
     """A plan of `module`: any candidate of `space` for every kernel (or what `choose` says), any schedule of each.
 
-    `io` is as `--io-layout` has it.
+    Without `drawn` schedules each has its default one. `io` is as `--io-layout` has it.
     """
     draw = random.Random(seed)
     loaded = load(module)
@@ -89,7 +90,7 @@ def make_plan(
     lowered = lower(materialize(canonical, graph, assignment, border).module, target)
     functions = {g.name_hint: f for g, f in lowered.module.functions_items()}
     info = TargetInfo.from_target(target, threads)
-    for kernel in lowered.kernels:
+    for kernel in lowered.kernels if drawn else ():
         picked = draw.choice(dispatch.candidates(functions[kernel.function], info)[:4])
         schedules.update({group[0]: picked for group in kernel.groups})
     ids = {op.name: op.id for op in graph.ops}
