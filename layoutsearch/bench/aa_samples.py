@@ -21,6 +21,7 @@ from layoutsearch.measure.builder import Builder
 from layoutsearch.measure.device import Device
 from layoutsearch.model.samples import sample_inputs
 from layoutsearch.plan.apply import target_of
+from layoutsearch.plan.border import to_plan
 from layoutsearch.plan.compile import load_for
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.search.acceptance import FINAL_STARTS, ROUNDS_PER_START
@@ -115,7 +116,7 @@ def measure_pairs(
     plan = LayoutPlan.load(plan_path)
     loaded = load_for(model, plan)
     count = threads or plan.threads
-    inputs = sample_inputs(loaded.inputs, 0)
+    inputs = to_plan(plan, sample_inputs(loaded.inputs, 0))
     shapes = tuple((i.name, tuple(i.shape)) for i in loaded.inputs)
     source = ModelSource(str(Path(model).resolve()), False, file_stamp(model), shapes)
     with (

@@ -19,6 +19,8 @@ import numpy as np
 from layoutsearch.bench.runtimes import RuntimeSpec
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.model.samples import relative_error
+from layoutsearch.plan.border import from_plan
+from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.search.acceptance import Comparison, compare
 
 _PAUSE_S = 0.02
@@ -112,11 +114,13 @@ def run_comparison(
     block_s: float = 0.25,
     seed: int = 0,
     tell: Callable[[str], None] = lambda text: None,
+    plans: Mapping[str, LayoutPlan] | None = None,
 ) -> BenchResult:
     """Time every runtime in alternating blocks.
 
     In each of `rounds` rounds of each of `starts` process starts every runtime runs one block, in random order, with a
-    pause between two so that the last one's threads have gone to sleep. Outputs are compared with the last runtime's.
+    pause between two so that the last one's threads have gone to sleep. Outputs are compared with the last runtime's,
+    those of `plans` in the model's own layouts.
     """
     names = list(specs)
     order = random.Random(seed)
@@ -129,6 +133,8 @@ def run_comparison(
                 children[name] = Child(specs[name]).__enter__()
             for name in names:
                 outputs[name] = children[name].outputs()
+                if plans is not None and name in plans:
+                    outputs[name] = [list(from_plan(plans[name], found)) for found in outputs[name]]
             for round_number in range(rounds):
                 tell(f"start {start + 1} of {starts}, round {round_number + 1} of {rounds}")
                 for name in order.sample(names, len(names)):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 
 from layoutsearch.bench.compare import BenchResult, run_comparison
@@ -19,6 +20,7 @@ from layoutsearch.errors import LayoutSearchError
 from layoutsearch.measure.builder import Builder
 from layoutsearch.model.samples import sample_inputs
 from layoutsearch.plan.apply import target_of
+from layoutsearch.plan.border import to_plan
 from layoutsearch.plan.compile import load_for
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.search.jobs import PLAN, STOCK, PlanJob, file_stamp
@@ -84,17 +86,20 @@ def bench_model(
                     job = plan_job(path, shapes, other or plan, f"{folder}/other_{number}.so")
                     futures[name] = builder.submit(what, job, BUILD_S)
             built |= {name: future.result().get() for name, future in futures.items()}
-        specs = {"plan": RuntimeSpec("tvm", built["plan"], count, samples)}
-        for name in others:
+        specs = {"plan": planned(built["plan"], plan, count, samples)}
+        for name, other in others.items():
             if name in EXTERNAL:
                 fixed = _fixed_onnx(path, dict(shapes), f"{folder}/{name}.onnx")
                 specs[name] = RuntimeSpec(name, fixed, count, samples)
+            elif other is not None:
+                specs[name] = planned(built[name], other, count, samples)
             else:
                 specs[name] = RuntimeSpec("tvm", built[name], count, samples)
         # The reference for the outputs comes last: a runtime that is not ours where there is one.
         reference = next((n for n in PEERS if n in specs), "plan")
         ordered = {**{n: s for n, s in specs.items() if n != reference}, reference: specs[reference]}
-        result = run_comparison(ordered, starts=starts, rounds=rounds, seed=seed, tell=tell)
+        plans = {"plan": plan, **{name: other for name, other in others.items() if other is not None}}
+        result = run_comparison(ordered, starts=starts, rounds=rounds, seed=seed, tell=tell, plans=plans)
     return result, {**_as_json(loaded.name, count, result), **facts}
 
 
@@ -111,6 +116,11 @@ def check_runs_here(name: str, plan: LayoutPlan) -> None:
             f"{name} is a plan for {what}, and bench model runs on this machine's CPU, which is "
             f"{local_architecture()}; its own times are in its validation: layoutsearch explain {name}"
         )
+
+
+def planned(path: str, plan: LayoutPlan, threads: int, samples: Sequence[Sequence[np.ndarray]]) -> RuntimeSpec:
+    """The library of a plan, with the samples in the layouts that it takes them in."""
+    return RuntimeSpec("tvm", path, threads, tuple(tuple(to_plan(plan, s)) for s in samples))
 
 
 def _plan_file(name: str) -> str:

@@ -23,6 +23,7 @@ from layoutsearch.measure.in_situ import StepTimes, time_steps
 from layoutsearch.measure.probes import build_peak
 from layoutsearch.measure.profile import DeviceProfile, ProfileStore
 from layoutsearch.model.samples import sample_inputs
+from layoutsearch.plan.border import to_plan
 from layoutsearch.plan.compile import load_for
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.plan.steps import PlanStep
@@ -172,7 +173,7 @@ def bench_per_op(
             device,
             built.plain,
             built.marked,
-            sample_inputs(loaded.inputs, 0),
+            to_plan(plan, sample_inputs(loaded.inputs, 0)),
             steps=len(built.steps),
             starts=starts,
             rounds=rounds,

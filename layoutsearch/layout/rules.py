@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from layoutsearch.layout import kinds
+from layoutsearch.layout.border import ORIGINAL, Border
 from layoutsearch.layout.candidate import DIRECT, Assignment, Candidate
 from layoutsearch.layout.declared import Declared
 from layoutsearch.layout.graph import LayoutGraph, OpNode, TensorInfo, conv_info, declared_choices
@@ -126,6 +127,9 @@ def _why_no_layouts(op: OpNode, choice: Candidate) -> str | None:
     return reason
 
 
+_NO_BOOL = "TVM cannot lower a layout transform of bool"
+
+
 def _why_not(layout: Layout, info: TensorInfo) -> str | None:
     if info.shape is None or set(layout.primal) != set(info.axes):
         return f"layout {layout} does not fit a tensor with axes {info.axes}"
@@ -136,6 +140,13 @@ def _why_not(layout: Layout, info: TensorInfo) -> str | None:
         if extents[axis] % block:
             return f"block {block} does not divide {axis}={extents[axis]}"
     return None
+
+
+def why_not_stored(layout: Layout, info: TensorInfo) -> str | None:
+    """Why a tensor that a model takes or gives cannot be stored in a layout, or None when it can."""
+    if layout.is_blocked and info.dtype == "bool":
+        return _NO_BOOL
+    return _why_not(layout, info)
 
 
 def _why_conv(op: OpNode, choice: Candidate) -> str | None:
@@ -271,7 +282,7 @@ def _check_slice(op: OpNode, layout: Layout) -> str | None:
 def _check_operands(op: OpNode, layout: Layout) -> str | None:
     """Every operand can be stored as the choice wants it; bool tensors are never blocked."""
     if layout.is_blocked and "bool" in {t.dtype for t in (*op.results, *(o.info for o in op.operands))}:
-        return "TVM cannot lower a layout transform of bool"
+        return _NO_BOOL
     for operand in op.operands:
         wanted = _follow(layout, operand.info, op)
         if wanted is not None and len(operand.info.axes) == 4:
@@ -314,21 +325,23 @@ def initial_assignment(graph: LayoutGraph) -> dict[str, Candidate]:
     return {op.name: initial_candidate(op) for op in graph.ops if op.role is not Role.FROZEN}
 
 
-def made_layouts(graph: LayoutGraph, assignment: Assignment) -> dict[str, Layout | None]:
+def made_layouts(graph: LayoutGraph, assignment: Assignment, border: Border = ORIGINAL) -> dict[str, Layout | None]:
     """The layout every tensor is made in; None for scalars."""
-    made: dict[str, Layout | None] = {t.name: t.initial for t in graph.inputs}
+    made: dict[str, Layout | None] = {t.name: border.of_input(t) for t in graph.inputs}
     for op in graph.ops:
         layouts = result_layouts(op, assignment.get(op.name))
         made.update({t.name: layout for t, layout in zip(op.results, layouts, strict=True)})
     return made
 
 
-def transforms_of(graph: LayoutGraph, assignment: Mapping[str, Candidate]) -> list[tuple[str, Layout, Layout]]:
-    """(tensor, from, to) of every transform the assignment needs, each once; model outputs want their original layout.
+def transforms_of(
+    graph: LayoutGraph, assignment: Mapping[str, Candidate], border: Border = ORIGINAL
+) -> list[tuple[str, Layout, Layout]]:
+    """(tensor, from, to) of every transform the assignment needs, each once; model outputs want the border's layout.
 
     Constants are folded and do not count.
     """
-    made = made_layouts(graph, assignment)
+    made = made_layouts(graph, assignment, border)
     needed: dict[tuple[str, Layout], tuple[str, Layout, Layout]] = {}
 
     def want(tensor: str | None, layout: Layout | None) -> None:
@@ -339,6 +352,6 @@ def transforms_of(graph: LayoutGraph, assignment: Mapping[str, Candidate]) -> li
     for op in graph.ops:
         for operand, layout in zip(op.operands, operand_layouts(op, assignment.get(op.name)), strict=True):
             want(operand.tensor, layout)
-    for output in graph.outputs:
-        want(output.tensor, output.info.initial)
+    for position, output in enumerate(graph.outputs):
+        want(output.tensor, border.of_output(position, output))
     return list(needed.values())

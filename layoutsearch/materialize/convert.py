@@ -12,6 +12,7 @@ import tvm
 from tvm import relax
 
 from layoutsearch.errors import InfeasibleError
+from layoutsearch.layout.border import ORIGINAL, Border
 from layoutsearch.layout.candidate import Assignment
 from layoutsearch.layout.graph import LayoutGraph
 from layoutsearch.layout.kinds import Role
@@ -22,16 +23,19 @@ from layoutsearch.materialize.inference import layout_inference
 from layoutsearch.materialize.objects import infer_output
 from layoutsearch.materialize.prepare import is_step, prepare
 from layoutsearch.materialize.resolve import Materialized, TransformInfo, resolve
-from layoutsearch.materialize.verify import verify_layouts
+from layoutsearch.materialize.verify import verify_border, verify_layouts
 from layoutsearch.materialize.writer import main_of
 
 __all__ = ["Materialized", "TransformInfo", "materialize"]
 
 
-def materialize(module: tvm.IRModule, graph: LayoutGraph, assignment: Assignment) -> Materialized:
+def materialize(
+    module: tvm.IRModule, graph: LayoutGraph, assignment: Assignment, border: Border = ORIGINAL
+) -> Materialized:
     """Convert the canonical `module` (with its `graph`) to the layouts of `assignment`.
 
-    The result's `main` has the same inputs and outputs, in their original layouts.
+    The result's `main` has the same inputs and outputs, in the layouts of `border`. The conversion itself leaves them
+    as they are: `resolve` takes off what the pass puts behind an input, or in front of an output.
 
     Raises:
         InfeasibleError: a choice is illegal, missing or for an unknown operator; nothing was converted.
@@ -45,9 +49,10 @@ def materialize(module: tvm.IRModule, graph: LayoutGraph, assignment: Assignment
     module, functions = set_apart(module, graph)
     prepared = prepare(module, graph, assignment)
     converted = _convert(prepared, graph, assignment)
-    result = resolve(converted, graph, assignment)
+    result = resolve(converted, graph, assignment, border)
     result = replace(result, module=put_back(result.module, functions, graph, assignment))
     verify_layouts(result.module, graph, assignment)
+    verify_border(result.module, graph, border)
     return result
 
 

@@ -10,8 +10,9 @@ from tvm import relax
 
 from layoutsearch.errors import MaterializeError
 from layoutsearch.layout import kinds
-from layoutsearch.layout.candidate import Assignment
-from layoutsearch.layout.graph import LayoutGraph, OpNode
+from layoutsearch.layout.border import Border
+from layoutsearch.layout.candidate import Assignment, Candidate
+from layoutsearch.layout.graph import LayoutGraph, OpNode, TensorInfo
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.rules import operand_layouts, result_layouts
@@ -54,6 +55,18 @@ def verify_layouts(module: tvm.IRModule, graph: LayoutGraph, assignment: Assignm
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise MaterializeError(f"{found[0]}{more}")
+
+
+def verify_border(module: tvm.IRModule, graph: LayoutGraph, border: Border) -> None:
+    """Raise MaterializeError for the first input or output that has not the shape of its layout."""
+    main = main_of(module)
+    given = [(t.name, t, border.of_input(t)) for t in graph.inputs]
+    made = [(f"output {i}", o.info, border.of_output(i, o)) for i, o in enumerate(graph.outputs)]
+    have = [s for p in main.params for s in _leaf_shapes(p.ty)] + _leaf_shapes(main.body.body.ty)
+    for (name, info, layout), shape in zip([*given, *made], have, strict=True):
+        wanted = planned_shape(info, layout, None)
+        if wanted is not None and wanted != shape:
+            raise MaterializeError(f"{Mismatch(name, f'its shape in {layout}', str(wanted), str(shape))}")
 
 
 def calls_by_name(module: tvm.IRModule) -> dict[str, relax.Call]:
@@ -123,16 +136,29 @@ def _shapes(call: relax.Call, op: OpNode, assignment: Assignment) -> list[Mismat
         )
     ]
     for what, info, layout, got in pairs:
-        if layout is None or info.shape is None or (choice.extern and what == "operand 1"):
-            continue
-        logical = info.shape
-        if choice.winograd and what == "operand 1":
-            points = minimal(choice.winograd).points
-            logical = tuple(points if a in "HW" else e for a, e in zip(info.axes, logical, strict=True))
-        shape = layout.physical_shape(logical, info.axes)
-        if shape != got:
+        shape = planned_shape(info, layout, choice, is_kernel=what == "operand 1")
+        if shape is not None and shape != got:
             found.append(Mismatch(op.name, f"shape of {what} in {layout}", str(shape), str(got)))
     return found
+
+
+def planned_shape(
+    info: TensorInfo, layout: Layout | None, choice: Candidate | None, *, is_kernel: bool = False
+) -> tuple[int, ...] | None:
+    """Shape in memory of an operand or result of an operator that runs as `choice`; None where it is not static.
+
+    `is_kernel` is for the weights of a convolution, which Winograd's algorithms have transformed, and which libraries
+    keep in a way of their own.
+    """
+    if is_kernel and choice is not None and choice.extern:
+        return None
+    if info.shape is None or layout is None:
+        return info.shape
+    logical = info.shape
+    if is_kernel and choice is not None and choice.winograd:
+        points = minimal(choice.winograd).points
+        logical = tuple(points if a in "HW" else e for a, e in zip(info.axes, logical, strict=True))
+    return layout.physical_shape(logical, info.axes)
 
 
 def _leaf_shapes(ty: relax.Type) -> list[tuple[int, ...] | None]:
@@ -140,6 +166,6 @@ def _leaf_shapes(ty: relax.Type) -> list[tuple[int, ...] | None]:
         return [s for f in ty.fields for s in _leaf_shapes(f)]
     if not isinstance(ty, relax.TensorType):
         return []
-    if not isinstance(ty.shape, relax.ShapeExpr):
+    if not isinstance(ty.shape, relax.ShapeExpr) or not all(isinstance(v, tvm.tirx.IntImm) for v in ty.shape.values):
         return [None]
     return [tuple(int(v) for v in ty.shape.values)]

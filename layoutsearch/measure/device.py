@@ -219,10 +219,16 @@ class Device:
         )
 
     def models(
-        self, paths: Mapping[str, str], inputs: Sequence[np.ndarray], *, timeout_s: float = 60.0, seed: int = 0
+        self,
+        paths: Mapping[str, str],
+        inputs: Sequence[np.ndarray],
+        *,
+        timeout_s: float = 60.0,
+        seed: int = 0,
+        own: Mapping[str, Sequence[np.ndarray]] | None = None,
     ) -> AbstractContextManager[models.ModelSet]:
         """Whole models side by side for interleaved rounds; see `models.ModelSet`."""
-        return models.ModelSet(self, paths, inputs, timeout_s=timeout_s, seed=seed)
+        return models.ModelSet(self, paths, inputs, timeout_s=timeout_s, seed=seed, own=own)
 
     def time_models(
         self,

@@ -66,14 +66,23 @@ class ModelSet:
     """Models loaded side by side in one session, for A/B runs that stop when enough is known. A context manager.
 
     Each `round` takes one sample of every model, in an order drawn anew. A sample is the median of as many calls as
-    fill 20 ms. A model that fails (a crash is tried once more) leaves the set and appears in `failures`.
+    fill 20 ms. A model that fails (a crash is tried once more) leaves the set and appears in `failures`. `own` has the
+    inputs of models that take them in other layouts.
     """
 
     def __init__(
-        self, device: Device, paths: Mapping[str, str], inputs: Sequence[np.ndarray], *, timeout_s: float, seed: int
+        self,
+        device: Device,
+        paths: Mapping[str, str],
+        inputs: Sequence[np.ndarray],
+        *,
+        timeout_s: float,
+        seed: int,
+        own: Mapping[str, Sequence[np.ndarray]] | None = None,
     ) -> None:
         self._device, self._paths = device, dict(paths)
         self._inputs = [np.ascontiguousarray(array) for array in inputs]
+        self._own = dict(own or {})
         self._timeout_s = timeout_s
         self._random = random.Random(seed)
         self._session: Session | None = None
@@ -146,10 +155,11 @@ class ModelSet:
         need_s = load_s + self._timeout_s * (len(names) + 1)
         session = self._device.new_session(need_s, MODELS_SESSION_S)
         inputs = send(session, self._inputs)
+        own = {name: send(session, arrays) for name, arrays in self._own.items()}
         for name in names:
             try:
                 with session.deadline(Session.transfer_s(os.path.getsize(self._paths[name]))):
-                    model = RemoteModel(session, self._paths[name], inputs)
+                    model = RemoteModel(session, self._paths[name], own.get(name, inputs))
                 with session.deadline(self._timeout_s):
                     typical = statistics.median(model.time(_WARM_CALLS))
                 model.calls = calls_in_sample(typical)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +24,12 @@ from layoutsearch.materialize.lower import Lowered, lower
 from layoutsearch.materialize.scopes import put_in_scopes, verify_scopes
 from layoutsearch.model.canonicalize import canonicalize
 from layoutsearch.model.fingerprint import fingerprint
+from layoutsearch.plan.border import border_of
+from layoutsearch.plan.expected import Expectation, expect, joined
 from layoutsearch.plan.opencl import gpu_passes
 from layoutsearch.plan.pairs import Join, join_pairs
 from layoutsearch.plan.plan import LayoutPlan
+from layoutsearch.plan.prove import prove_final, prove_lowered, prove_scheduled
 from layoutsearch.plan.sequence import sequence_kernels
 from layoutsearch.schedule.audit import audit
 from layoutsearch.schedule.dispatch import apply as apply_schedule
@@ -50,6 +54,7 @@ class Applied:
         slow_loops: loop nests of scheduled kernels that are neither parallel nor vectorised, by kernel; empty is right.
         graph: of the canonical module.
         assignment: the plan's choices by bound variable of the canonical module.
+        proven: what `module` does, call by call, checked against the plan; see `plan.prove`.
         joins: the kernels that were two.
     """
 
@@ -59,6 +64,7 @@ class Applied:
     slow_loops: Mapping[str, list[str]]
     graph: LayoutGraph
     assignment: Mapping[str, Candidate]
+    proven: Expectation
     joins: tuple[Join, ...] = ()
 
 
@@ -121,6 +127,8 @@ def assignment_of(plan: LayoutPlan, canonical: tvm.IRModule, graph: LayoutGraph)
 def apply_plan(module: tvm.IRModule, plan: LayoutPlan, target: tvm.target.Target | None = None) -> Applied:
     """Bring an imported (or canonical) Relax `module` into the plan's layouts and schedules.
 
+    `main` takes its inputs and gives its outputs in the layouts that the plan has for them.
+
     Raises:
         PlanError: the plan belongs to another model or target.
         MaterializeError: the converted module is not what the plan says.
@@ -132,25 +140,38 @@ def apply_plan(module: tvm.IRModule, plan: LayoutPlan, target: tvm.target.Target
     canonical = canonicalize(module)
     graph = build_graph(canonical)
     assignment = assignment_of(plan, canonical, graph)
-    materialized = materialize(canonical, graph, assignment)
-    listed = {(t.tensor, t.source, t.target) for t in plan.transforms}
+    border = border_of(plan, graph)
+    materialized = materialize(canonical, graph, assignment, border)
     ids = {op.name: op.id for op in graph.ops}
-    for transform in materialized.transforms:
-        key = (tensor_id(transform.tensor, ids), str(transform.source), str(transform.target))
-        if key not in listed:
-            raise MaterializeError(f"a transform of {key[0]} from {key[1]} to {key[2]} is needed, the plan lists none")
+    _check_transforms(plan, materialized, ids)
     info = TargetInfo.from_target(target, plan.threads)
     lowered = lower(materialized.module, target)
     check_textures("the plan", assignment.values(), target)
     if has_feature(target, "texture"):
         lowered = put_in_scopes(lowered, materialized.module, graph, assignment, target)
         verify_scopes(lowered, graph, assignment)
+    expectation = expect(materialized, lowered.kernels, graph, assignment, border)
+    prove_lowered(lowered.module, expectation)
     if plan.fusions and info.isa == "opencl":
         raise PlanError(f"the plan joins op {plan.fusions[0].first} with another, which only CPUs do; tune again")
     lowered, joins = join_pairs(lowered, plan.fusions, graph, info)
+    expectation = joined(expectation, joins)
     schedules = {by.name: op.schedule for op in plan.ops if op.schedule for by in graph.ops if by.id == op.id}
     scheduled, slow = schedule_kernels(lowered, schedules, info, ids)
-    return Applied(scheduled, materialized, lowered, slow, graph, assignment, joins)
+    proven = prove_scheduled(scheduled, expectation)
+    return Applied(scheduled, materialized, lowered, slow, graph, assignment, proven, joins)
+
+
+def _check_transforms(plan: LayoutPlan, materialized: Materialized, ids: Mapping[str, str]) -> None:
+    """Raise MaterializeError unless the transforms are those that the plan lists."""
+    listed = Counter((t.tensor, t.source, t.target) for t in plan.transforms)
+    needed = Counter((tensor_id(t.tensor, ids), str(t.source), str(t.target)) for t in materialized.transforms)
+    for key, count in (needed - listed).items():
+        lists = "lists fewer" if listed[key] else "lists none"
+        times = "" if count == 1 else f"{count} times "
+        raise MaterializeError(f"a transform of {key[0]} from {key[1]} to {key[2]} is {times}needed, the plan {lists}")
+    for key in listed - needed:
+        raise MaterializeError(f"the plan lists a transform of {key[0]} from {key[1]} to {key[2]}, which nothing needs")
 
 
 def tensor_id(tensor: str, ids: Mapping[str, str]) -> str:
@@ -196,6 +217,15 @@ def schedule_kernels(
     return tvm.IRModule(functions, attrs=module.attrs, global_infos=dict(module.global_infos)), slow
 
 
+def _proof(proven: Expectation) -> tvm.transform.Pass:
+    @tvm.transform.module_pass(opt_level=0, name="layoutsearch.ProveLayouts")
+    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        prove_final(module, proven)
+        return module
+
+    return run
+
+
 def _sequence(marker: str) -> tvm.transform.Pass:
     @tvm.transform.module_pass(opt_level=0, name="layoutsearch.SequenceKernels")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
@@ -212,8 +242,8 @@ def _codegen() -> tvm.transform.Pass:
     return run
 
 
-def _vm_passes(marker: str = "") -> list[tvm.transform.Pass]:
-    """From scheduled kernels to VM code; what TVM's own CPU pipeline does after it has fused."""
+def _vm_passes(marker: str = "", proven: Expectation | None = None) -> list[tvm.transform.Pass]:
+    """From scheduled kernels to VM code; what TVM's own CPU pipeline does after it has fused. The proof is the last."""
     t = relax.transform
     return [
         _codegen(),
@@ -229,11 +259,14 @@ def _vm_passes(marker: str = "") -> list[tvm.transform.Pass]:
         t.ComputePrimValue(),
         t.VMShapeLower(),
         t.AttachGlobalSymbol(),
+        *([] if proven is None else [_proof(proven)]),
     ]
 
 
-def _passes_for(target: tvm.target.Target | None, marker: str = "") -> list[tvm.transform.Pass]:
-    return gpu_passes() if target is not None and target.kind.name == "opencl" else _vm_passes(marker)
+def _passes_for(
+    target: tvm.target.Target | None, marker: str = "", proven: Expectation | None = None
+) -> list[tvm.transform.Pass]:
+    return gpu_passes() if target is not None and target.kind.name == "opencl" else _vm_passes(marker, proven)
 
 
 def ApplyPlan(plan: LayoutPlan) -> tvm.transform.Pass:
@@ -249,15 +282,18 @@ def ApplyPlan(plan: LayoutPlan) -> tvm.transform.Pass:
     return apply
 
 
-def vm_pipeline(marker: str = "", target: tvm.target.Target | None = None) -> tvm.transform.Pass:
+def vm_pipeline(
+    marker: str = "", target: tvm.target.Target | None = None, proven: Expectation | None = None
+) -> tvm.transform.Pass:
     """The rest of the compilation, for a module that is already scheduled; see `sequence_kernels` for `marker`.
 
-    `target` is a CPU where it is None.
+    `target` is a CPU where it is None. With what is `proven` of the module, that is still so at the end, or
+    MaterializeError is raised.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="layoutsearch.vm_pipeline")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        return tvm.transform.Sequential(_passes_for(target, marker))(module)
+        return tvm.transform.Sequential(_passes_for(target, marker, proven))(module)
 
     return run
 
@@ -270,6 +306,7 @@ def pipeline(plan: LayoutPlan) -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="layoutsearch.pipeline")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        return tvm.transform.Sequential([ApplyPlan(plan), *_passes_for(target_of(plan))])(module)
+        applied = apply_plan(module, plan, tvm.target.Target.current(allow_none=True))
+        return tvm.transform.Sequential(_passes_for(target_of(plan), proven=applied.proven))(applied.module)
 
     return run

@@ -12,6 +12,7 @@ from layoutsearch.errors import ModelError, PlanError
 from layoutsearch.materialize.library import link_input
 from layoutsearch.model.load import LoadedModel, load
 from layoutsearch.plan.apply import Applied, apply_plan, target_of, vm_pipeline
+from layoutsearch.plan.expected import Expectation
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.schedule import BUILD_CONFIG, opencl
 from layoutsearch.toolchain import export
@@ -64,21 +65,26 @@ def compile(
         shapes: input shapes; by default those of the plan.
 
     Returns:
-        TVM's VM executable; its `main` takes the model's inputs in order and returns its outputs in order.
+        TVM's VM executable; its `main` takes the model's inputs in order and returns its outputs in order, each in
+        the layout that the plan has for it (`plan.io_layouts`; mostly the model's own).
 
     Raises:
         PlanError: the plan belongs to another model or target.
         ToolchainError: there is no linker.
     """
     applied = apply_to(model, plan, target, shapes)
-    executable = build_executable(applied.module, target_of(plan))
+    executable = build_executable(applied.module, target_of(plan), proven=applied.proven)
     if output is not None:
         export(executable, output, target_of(plan), link_input(applied.module, target_of(plan)))
     return executable
 
 
-def build_executable(scheduled: tvm.IRModule, target: tvm.target.Target, marker: str = "") -> Any:
-    """VM executable of a module whose kernels are scheduled; see `sequence_kernels` for `marker`."""
+def build_executable(
+    scheduled: tvm.IRModule, target: tvm.target.Target, marker: str = "", proven: Expectation | None = None
+) -> Any:
+    """VM executable of a module whose kernels are scheduled; see `vm_pipeline` for `marker` and `proven`."""
     with tvm.transform.PassContext(config=BUILD_CONFIG):
         tir_pipeline = opencl.PIPELINE if target.kind.name == "opencl" else "default"
-        return tvm.compile(scheduled, target, relax_pipeline=vm_pipeline(marker, target), tir_pipeline=tir_pipeline)
+        return tvm.compile(
+            scheduled, target, relax_pipeline=vm_pipeline(marker, target, proven), tir_pipeline=tir_pipeline
+        )

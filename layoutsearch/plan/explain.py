@@ -86,6 +86,7 @@ def _summary(plan: LayoutPlan, loose: list[str]) -> list[str]:
         gain = f", which saves {saved:.0f} us of that" if known else ""
         lines.append(f"{len(plan.fusions)} pairs of kernels are one kernel each{gain}")
     lines += [f"model input {text}" for text in loose]
+    lines += [f"{what} of the compiled module is in {layout}" for what, layout in plan.io_layouts.items()]
     v = plan.validation
     if v["baseline_us"] and v["plan_us"]:
         low, high = v["speedup_ci"]

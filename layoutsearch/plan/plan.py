@@ -190,6 +190,16 @@ class LayoutPlan:
         """Input shapes by name, to load the model with."""
         return {i["name"]: tuple(i["shape"]) for i in self.model["inputs"]}
 
+    @property
+    def io_layouts(self) -> dict[str, str]:
+        """Layouts of inputs and outputs that are not the model's own, by `input NAME` and `output NAME`."""
+        return {
+            f"{kind} {entry['name']}": entry["layout"]
+            for kind in ("input", "output")
+            for entry in self.model.get(f"{kind}s", ())
+            if entry.get("layout", entry.get("axes")) != entry.get("axes")
+        }
+
     def to_json(self) -> dict[str, Any]:
         """Plain data, digests included."""
         data: dict[str, Any] = {

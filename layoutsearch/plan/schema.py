@@ -34,6 +34,12 @@ _SCHEDULE = {
 }
 _SUMMARY = _object({"median": {"type": "number"}, "spread": {"type": "number"}, "rounds": {"type": "integer"}})
 
+# `shape` is the model's own, along `axes`; `layout` is how the compiled module has it.
+_TENSOR = _object(
+    {"name": _TEXT, "shape": {"type": "array", "items": {"type": "integer"}}, "dtype": _TEXT},
+    {"axes": _TEXT, "layout": _TEXT},
+)
+
 PLAN_SCHEMA: dict[str, Any] = _object(
     {
         "schema": {"const": SCHEMA_ID},
@@ -53,11 +59,10 @@ PLAN_SCHEMA: dict[str, Any] = _object(
                 "fingerprint": _TEXT,
                 "inputs": {
                     "type": "array",
-                    "items": _object(
-                        {"name": _TEXT, "shape": {"type": "array", "items": {"type": "integer"}}, "dtype": _TEXT}
-                    ),
+                    "items": _TENSOR,
                 },
-            }
+            },
+            {"outputs": {"type": "array", "items": _TENSOR}},
         ),
         "ops": {
             "type": "array",

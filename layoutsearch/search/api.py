@@ -37,6 +37,7 @@ def tune(
     storage: str | None = None,
     kernel_tuner: str = "template",
     extern: Sequence[str] = (),
+    io_layout: str | Sequence[str] | Mapping[str, str] | None = None,
     inputs: Sequence[Sequence[np.ndarray]] | None = None,
     reporter: Reporter | None = None,
 ) -> LayoutPlan:
@@ -62,7 +63,9 @@ def tune(
         kernel_tuner: where schedules come from: `template`, `metaschedule` (TVM's search, for kernels that have no
             template but generic loops) or `both` (for all kernels, in a race with their templates).
         extern: external libraries that may compute operators in the place of our kernels: `onednn`.
-        inputs: sets of input arrays to validate with, in the model's order; made up where None.
+        io_layout: `keep`, `free`, `NAME=LAYOUT`, several of these, or a mapping of names: the layouts in which the
+            compiled module takes its inputs and gives its outputs. `free` leaves them to the search, at no cost.
+        inputs: sets of input arrays to validate with, in the model's order and layouts; made up where None.
         reporter: told of progress.
 
     Raises:
@@ -87,6 +90,7 @@ def tune(
         storage=storage,
         kernel_tuner=kernel_tuner,
         externs=tuple(extern),
+        io_layout=io_layout,
         inputs=inputs,
     )
     result = run_tune(model, options, reporter)

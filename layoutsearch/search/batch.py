@@ -73,7 +73,7 @@ class _Encoder:
         # Per node: its variables, and the candidates of each cell, in the order of the gathered costs.
         self.nodes: list[tuple[tuple[int, ...], IntArray, IntArray]] = []
         self._ports: dict[tuple[int, tuple[int, ...]], _Port] = {}
-        seen_as: list[dict[tuple[int, ...], None]] = [{} for _ in self._skeleton.nodes]
+        seen_as: list[dict[tuple[int, ...], None]] = [{} for _ in range(self._skeleton.size)]
         for tensor in self._skeleton.tensors:
             for node, table in ((tensor.producer, tensor.made), *((use.node, use.wanted) for use in tensor.uses)):
                 if node is not None:
@@ -82,7 +82,10 @@ class _Encoder:
             self._encode_node(i, list(tables))
 
     def _encode_node(self, i: int, tables: list[tuple[int, ...]]) -> None:
-        size = len(self._skeleton.nodes[i].choices)
+        kernels = len(self._skeleton.nodes)
+        is_kernel = i < kernels
+        size = len(self._skeleton.nodes[i].choices if is_kernel else self._skeleton.inputs[i - kernels].layouts)
+        costs = self._index.entries[i] if is_kernel else np.full(size, self._zero, dtype=np.intp)
         labels = {table: _labels(table) for table in tables}
         parts = [p for p in dict.fromkeys(labels.values()) if max(p) > 0]
         if math.prod(max(p) + 1 for p in parts) > _NODE_CELLS:
@@ -98,7 +101,7 @@ class _Encoder:
         width = max(map(len, members))
         candidates = np.array([m + [0] * (width - len(m)) for m in members], dtype=np.intp)
         unused = np.array([[False] * len(m) + [True] * (width - len(m)) for m in members])
-        entries = np.where(unused, self._zero + 1, self._index.entries[i][candidates])
+        entries = np.where(unused, self._zero + 1, costs[candidates])
         self._node_tables.append(_Table(scope, shape, (entries,)))
         self.nodes.append((scope, candidates, entries))
         for table, label in labels.items():
@@ -204,7 +207,7 @@ class BatchSolver:
             transforms: shape (instances, transforms).
 
         Returns:
-            Candidate index of every node, shape (instances, nodes), and costs, shape (instances,). Where an instance is
+            Solutions, shape (instances, size of the skeleton), and costs, shape (instances,). Where an instance is
             too wide to be proven in time, the cost is its lower bound.
 
         Raises:
@@ -279,6 +282,7 @@ class BatchSolver:
                 Node(node.root, tuple(ours[entries].tolist()))
                 for node, entries in zip(skeleton.nodes, index.entries, strict=True)
             )
+            nodes += tuple(Node(i.name, (0.0,) * len(i.layouts)) for i in skeleton.inputs)
             tensors = tuple(self._tensor(t, tensor, moves) for t, tensor in enumerate(skeleton.tensors))
             found.append(solve(LayoutProblem(nodes, tensors), time_limit_s=_SOLVE_S))
         return np.array([s.assignment for s in found], dtype=np.intp), np.array([s.lower_bound for s in found])

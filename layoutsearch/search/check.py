@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from layoutsearch.layout import kinds
+from layoutsearch.errors import MaterializeError
 from layoutsearch.layout.build import build_graph
-from layoutsearch.materialize.verify import find_mismatches
 from layoutsearch.measure.builder import Builder
 from layoutsearch.measure.device import Device
 from layoutsearch.model.canonicalize import canonicalize
 from layoutsearch.model.load import ModelInput
 from layoutsearch.model.samples import relative_error, sample_inputs
-from layoutsearch.plan.apply import apply_plan, assignment_of, target_of
+from layoutsearch.plan.apply import apply_plan, assignment_of, target_of, vm_pipeline
+from layoutsearch.plan.border import from_plan, to_plan
 from layoutsearch.plan.compile import load_for
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.search.jobs import PLAN, REFERENCE, PlanJob, file_stamp
@@ -69,6 +69,8 @@ def check_plan(
 ) -> CheckResult:
     """Apply `plan` to `model`, verify every layout, run it and the untouched module on the same inputs.
 
+    Where a layout or transform is not as the plan says, nothing is run.
+
     Args:
         model: path of the model.
         plan: the plan.
@@ -86,16 +88,13 @@ def check_plan(
     canonical = canonicalize(loaded.module)
     graph = build_graph(canonical)
     requested = assignment_of(plan, canonical, graph)
-    applied = apply_plan(loaded.module, plan, target_of(plan))
-    wrong = find_mismatches(applied.materialized.module, graph, requested)
-    mismatches = [str(mismatch) for mismatch in wrong]
-    # The model's own transposes that are no views (a channel shuffle's, say) lower to the same kernels.
-    own = sum(op.op in (kinds.PERMUTE, kinds.TRANSFORM) for op in graph.ops)
-    lowered = sum(applied.lowered.transforms.values()) - own
-    if lowered != len(plan.transforms):
-        mismatches.append(f"the lowered module has {lowered} transforms, the plan lists {len(plan.transforms)}")
-    for kernel, reports in applied.slow_loops.items():
-        mismatches.append(f"{kernel}: {reports[0]}")
+    try:
+        applied = apply_plan(loaded.module, plan, target_of(plan))
+        with target_of(plan):
+            vm_pipeline(proven=applied.proven)(applied.module)
+    except MaterializeError as wrong:
+        return CheckResult(len(requested), 0, 0, math.inf, (str(wrong),))
+    mismatches = [f"{kernel}: {reports[0]}" for kernel, reports in applied.slow_loops.items()]
     with device as opened:
         opened.check_target(target_of(plan))
         error = _error(
@@ -103,7 +102,8 @@ def check_plan(
         )
     if error > max_rel_error:
         mismatches.append(f"outputs differ by {error:.2e} of their range, at most {max_rel_error:g} is allowed")
-    return CheckResult(len(requested), len(requested) - len({m.op for m in wrong}), lowered, error, tuple(mismatches))
+    transforms = sum(call.is_transform for call in applied.proven.calls)
+    return CheckResult(len(requested), len(requested), transforms, error, tuple(mismatches))
 
 
 def _error(
@@ -123,5 +123,9 @@ def _error(
         futures = [builder.submit(PLAN if what == "plan" else REFERENCE, job, _BUILD_S) for what, job in jobs]
         built, reference = [f.result().get() for f in futures]
         return max(
-            relative_error(device.run_model(built, s, _RUN_S), device.run_model(reference, s, _RUN_S)) for s in samples
+            relative_error(
+                from_plan(plan, device.run_model(built, to_plan(plan, s), _RUN_S)),
+                device.run_model(reference, s, _RUN_S),
+            )
+            for s in samples
         )

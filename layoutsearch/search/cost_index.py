@@ -87,17 +87,18 @@ class CostIndex:
         return tuple(found)
 
     def used(self, solution: Sequence[int] | IntArray) -> IntArray:
-        """The pair that each node uses; shape of the solution or solutions, (..., nodes)."""
-        return self._entry[np.arange(len(self.entries)), np.asarray(solution, dtype=np.intp)]
+        """The pair that each kernel uses; from the shape of a solution or solutions, (..., size), to (..., nodes)."""
+        of_kernels = np.asarray(solution, dtype=np.intp)[..., : len(self.entries)]
+        return self._entry[np.arange(len(self.entries)), of_kernels]
 
     def uses(self, solutions: IntArray) -> IntArray:
-        """How often each solution uses each pair; from (solutions, nodes) to (solutions, pairs)."""
+        """How often each solution uses each pair; from (solutions, size) to (solutions, pairs)."""
         found = np.zeros((len(solutions), len(self.pairs)), dtype=np.intp)
         np.add.at(found, (np.arange(len(solutions))[:, None], self.used(solutions)), 1)
         return found
 
     def pays(self, solutions: IntArray) -> IntArray:
-        """How often each solution pays for each transform; from (solutions, nodes) to (solutions, transforms)."""
+        """How often each solution pays for each transform; from (solutions, size) to (solutions, transforms)."""
         found = np.zeros((len(solutions), len(self.transforms)), dtype=np.intp)
         rows = np.arange(len(solutions))
         for tensor, table in self._moves:

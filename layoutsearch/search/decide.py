@@ -86,7 +86,8 @@ class Decision:
     def incumbent(self, max_rel_error: float) -> LayoutPlan | None:
         """The plan of an earlier run for the same model, target and device, if one lies there and can still be used.
 
-        Not one that is off by more than is allowed now, nor one that the rules of this run do not allow.
+        Not one that is off by more than is allowed now, nor one that the rules of this run do not allow, nor one with
+        inputs or outputs in other layouts.
         """
         try:
             plan = LayoutPlan.load(self.path)
@@ -95,7 +96,8 @@ class Decision:
         empty = self._pool.empty_plan()
         same = all(getattr(plan, part) == getattr(empty, part) for part in ("target", "device", "fingerprint"))
         exact = (plan.validation["max_rel_error"] or 0.0) <= max_rel_error
-        return plan if same and exact and plan.ops and self._pool.allows(plan) else None
+        allowed = self._pool.allows(plan) and self._pool.admits(plan)
+        return plan if same and exact and plan.ops and allowed else None
 
     def first_plan(self) -> LayoutPlan | None:
         """A validated uniform plan on disk early, so that a run that is stopped leaves something to use.

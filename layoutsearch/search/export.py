@@ -11,14 +11,17 @@ from typing import Any
 import tvm
 
 import layoutsearch
+from layoutsearch.layout.border import Border
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.graph import LayoutGraph
+from layoutsearch.layout.io_layouts import KEEP_ALL, BorderRules
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.rules import transforms_of
 from layoutsearch.layout.transform import TransformKey
 from layoutsearch.measure.device import DeviceIdentity
 from layoutsearch.model.load import LoadedModel
 from layoutsearch.plan.apply import target_json, tensor_id
+from layoutsearch.plan.border import border_entry
 from layoutsearch.plan.plan import LayoutPlan, PlanOp, PlanTransform
 from layoutsearch.schedule.value import Schedule
 from layoutsearch.search.acceptance import Comparison, summarize
@@ -39,6 +42,7 @@ class PlanContext:
     device: DeviceIdentity
     errors: Errors = field(default_factory=dict, hash=False)
     pins: Mapping[str, str] = field(default_factory=dict, hash=False)
+    rules: BorderRules = KEEP_ALL
 
 
 @dataclass(frozen=True)
@@ -111,10 +115,13 @@ def make_plan(
         bound: below what no assignment can be; without it the gap is left open.
     """
     ops = []
-    for position, (node, index) in enumerate(zip(program.nodes, solution, strict=True)):
+    of_kernels = program.skeleton.of_kernels(solution)
+    for position, (node, index) in enumerate(zip(program.nodes, of_kernels, strict=True)):
         other = uniform[position] if uniform is not None else None
         ops += _plan_ops(context, node, index, other, uniform_name, lab, program, position)
     assignment = program.choices(solution)
+    graph = context.graph
+    border = context.rules.border(graph, assignment, program.skeleton.chosen_inputs(solution))
     total = program.problem.evaluate(solution).total
     return LayoutPlan(
         tool={
@@ -132,10 +139,10 @@ def make_plan(
         model={
             "name": context.loaded.name,
             "fingerprint": context.fingerprint,
-            "inputs": [{"name": i.name, "shape": list(i.shape), "dtype": i.dtype} for i in context.loaded.inputs],
+            **_border(context, border),
         },
         ops=tuple(ops),
-        transforms=tuple(_plan_transforms(context.graph, assignment, lab)),
+        transforms=tuple(_plan_transforms(graph, assignment, border, lab)),
         objective={
             "predicted_us": _round(total),
             **_bounds(total, bound),
@@ -150,6 +157,20 @@ def make_plan(
             "accepted": False,
         },
     )
+
+
+def _border(context: PlanContext, border: Border) -> dict[str, list[dict[str, Any]]]:
+    """Inputs and outputs with their layouts."""
+    graph, loaded = context.graph, context.loaded
+    inputs = [
+        {"name": i.name, "shape": list(i.shape), "dtype": i.dtype, **border_entry(info, border.of_input(info))}
+        for i, info in zip(loaded.inputs, graph.inputs, strict=True)
+    ]
+    outputs = [
+        {"name": o.name, "shape": list(o.shape), "dtype": o.dtype, **border_entry(out.info, border.of_output(i, out))}
+        for i, (o, out) in enumerate(zip(loaded.outputs, graph.outputs, strict=True))
+    ]
+    return {"inputs": inputs, "outputs": outputs}
 
 
 def validated(plan: LayoutPlan, verdict: Verdict) -> LayoutPlan:
@@ -249,13 +270,15 @@ def _why(
     return "; ".join(parts)
 
 
-def _plan_transforms(graph: LayoutGraph, assignment: Mapping[str, Candidate], lab: Knows) -> list[PlanTransform]:
+def _plan_transforms(
+    graph: LayoutGraph, assignment: Mapping[str, Candidate], border: Border, lab: Knows
+) -> list[PlanTransform]:
     ids = {op.name: op.id for op in graph.ops}
     readers: dict[str, list[str]] = {}
     for name, uses in graph.consumers.items():
         readers[name] = [op.id for op, _ in uses]
     found = []
-    for tensor, source, target in transforms_of(graph, assignment):
+    for tensor, source, target in transforms_of(graph, assignment, border):
         info = graph.tensors[tensor]
         us = lab.transform(TransformKey.of(info, source, target)).best_us
         consumers = ", ".join(readers.get(tensor, [])[:3]) or "the model's output"

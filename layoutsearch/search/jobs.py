@@ -306,7 +306,8 @@ def build_marked(job: PlanJob) -> BuiltMarked:
     if built.steps is not None:
         target = target_of(plan)
         for path, marker in ((built.plain, ""), (built.marked, MARK)):
-            export(build_executable(applied.module, target, marker), path, target, link_input(applied.module, target))
+            executable = build_executable(applied.module, target, marker, applied.proven)
+            export(executable, path, target, link_input(applied.module, target))
     return built
 
 

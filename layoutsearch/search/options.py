@@ -96,3 +96,4 @@ class TuneOptions:
     max_rel_error: float = MAX_REL_ERROR
     kernel_tuner: str = KernelTuner.TEMPLATE.value
     externs: Sequence[str] = ()
+    io_layout: str | Sequence[str] | Mapping[str, str] | None = None

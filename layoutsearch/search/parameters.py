@@ -20,7 +20,7 @@ class Parameter:
     Attributes:
         name: of the parameter in the study.
         choices: the text of each candidate, in the order of the kernel's candidates; at least two, all different.
-        node: index of the kernel in a solution.
+        node: index of the kernel, or the model input, in a solution.
     """
 
     name: str
@@ -36,6 +36,7 @@ class AssignmentSpace:
         parameters: one for each kernel with two candidates or more.
         size: entries of a solution, the kernels without a choice included; theirs are 0.
         pinned: kernels whose only candidate a rule has pinned, with the text of it.
+        about: what else makes the problem another one; enters the digest.
 
     Raises:
         ValueError: two parameters of one name, or two equal choices of a parameter.
@@ -44,6 +45,7 @@ class AssignmentSpace:
     parameters: tuple[Parameter, ...]
     size: int
     pinned: tuple[tuple[str, str], ...] = ()
+    about: str = ""
 
     def __post_init__(self) -> None:
         names = [p.name for p in self.parameters]
@@ -55,7 +57,11 @@ class AssignmentSpace:
 
     @classmethod
     def of(
-        cls, skeleton: Skeleton, names: Mapping[str, str] | None = None, pinned: Collection[str] = ()
+        cls,
+        skeleton: Skeleton,
+        names: Mapping[str, str] | None = None,
+        pinned: Collection[str] = (),
+        about: str = "",
     ) -> AssignmentSpace:
         """The parameters of a model, called as `names` calls their root operators (by variable), else as the root.
 
@@ -68,7 +74,9 @@ class AssignmentSpace:
                 found.append(Parameter(name, tuple(str(choice) for choice in node.choices), index))
             elif node.root in pinned:
                 only.append((name, str(node.choices[0])))
-        return cls(tuple(found), len(skeleton.nodes), tuple(only))
+        for index, given in enumerate(skeleton.inputs, len(skeleton.nodes)):
+            found.append(Parameter(f"input {given.name}", tuple(map(str, given.layouts)), index))
+        return cls(tuple(found), skeleton.size, tuple(only), about)
 
     @cached_property
     def distributions(self) -> dict[str, CategoricalDistribution]:
@@ -79,7 +87,8 @@ class AssignmentSpace:
     def digest(self) -> str:
         """Changes with any name, choice or order: Optuna lets none of them change within a study; and with any pin."""
         pins = [list(self.pinned)] if self.pinned else []
-        text = json.dumps([*([p.name, p.choices, p.node] for p in self.parameters), self.size, *pins])
+        about = [self.about] if self.about else []
+        text = json.dumps([*([p.name, p.choices, p.node] for p in self.parameters), self.size, *pins, *about])
         return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
 
     def params(self, solution: Sequence[int]) -> dict[str, str]:

@@ -47,7 +47,7 @@ def parts_of(
     """The parts of a solution, of which `kernels` and `transforms` are still to be measured."""
     asked = {(r.workload.key, r.choice) for r in kernels}
     known: list[tuple[str, Known]] = []
-    for node, index in zip(skeleton.nodes, solution, strict=True):
+    for node, index in zip(skeleton.nodes, skeleton.of_kernels(solution), strict=True):
         choice = node.choices[index]
         if (node.workload.key, choice) not in asked:
             label = f"{node.workload.summary} {choice or ''}".strip()

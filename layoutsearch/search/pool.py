@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from layoutsearch.errors import LayoutSearchError
+from layoutsearch.errors import LayoutSearchError, PlanError
 from layoutsearch.layout.layout import Layout
+from layoutsearch.plan.border import border_of
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.search.assemble import Program, build_program
 from layoutsearch.search.budget import Budget
@@ -136,6 +137,14 @@ class Pool:
         """The plan of a model without a layout to choose."""
         return make_plan(self.context, build_program(Skeleton((), ()), self._lab), (), self._lab)
 
+    def admits(self, plan: LayoutPlan) -> bool:
+        """Whether a plan of this model has its inputs and outputs as they are wanted now."""
+        try:
+            border = border_of(plan, self.context.graph)
+        except PlanError:
+            return False
+        return self.context.rules.admits(self.context.graph, border)
+
     def uniforms(self, program: Program) -> list[Uniform]:
         """Uniform assignments of measured kernels, by predicted time."""
         found: dict[tuple[int, ...], Uniform] = {}
@@ -186,7 +195,7 @@ class Pool:
         return False
 
     def _why_none(self, program: Program) -> str:
-        for node, costs in zip(program.nodes, program.problem.nodes, strict=True):
+        for node, costs in zip(program.nodes, program.problem.nodes, strict=False):
             if min(costs.costs) == float("inf"):
                 known = [self._lab.of(node.workload, choice) for choice in node.choices]
                 reasons = [k.reason for k in known] + [m.error for k in known for m in k.tries.values()]
@@ -197,5 +206,6 @@ class Pool:
 
 def _foreign(program: Program, solution: Sequence[int], layout: Layout) -> int:
     """How many kernels of a solution make another layout."""
-    chosen = (node.choices[index] for node, index in zip(program.nodes, solution, strict=True))
+    of_kernels = program.skeleton.of_kernels(solution)
+    chosen = (node.choices[index] for node, index in zip(program.nodes, of_kernels, strict=True))
     return sum(c is not None and c.out != layout for c in chosen)

@@ -19,7 +19,7 @@ def shape_of(program: Program, solution: Sequence[int], lab: Lab, machine: Machi
     costs = program.problem.nodes
     kernels = [
         (node.workload.facts, node.choices[index], costs[position].costs[index])
-        for position, (node, index) in enumerate(zip(program.nodes, solution, strict=True))
+        for position, (node, index) in enumerate(zip(program.nodes, program.skeleton.of_kernels(solution), strict=True))
     ]
     return whole_shape(kernels, [(k, transform_us(k, lab)) for k in program.transforms(solution)], machine)
 

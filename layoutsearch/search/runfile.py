@@ -15,8 +15,11 @@ from layoutsearch.search.owner import Owner
 # What differs where a digest does.
 _DIGESTS = {
     "fingerprint": "is of another model or of other input shapes",
+    "io_layout": "has another --io-layout",
     "candidates": "has another --space, or other rules",
 }
+# Options that runs of before there was a choice had by default; of others, what is not written says nothing.
+_BEFORE = {"io_layout": None}
 
 
 class RunFile:
@@ -63,8 +66,7 @@ class RunFile:
     def _refuse_another_run(self, had: Mapping[str, Any]) -> None:
         remedy = "use another --out, or leave --resume away"
         for key, value in {**self._about, **self._options}.items():
-            # An option that run.json did not have when it was written says nothing.
-            has = had.get(key, value)
+            has = had.get(key, _BEFORE.get(key, value))
             if has != value and key in _DIGESTS:
                 raise LayoutSearchError(f"--resume: the run in {self._path.parent} {_DIGESTS[key]}; {remedy}")
             if has != value:

@@ -17,6 +17,7 @@ from layoutsearch.layout.build import build_graph
 from layoutsearch.layout.candidates import OpSpace, enumerate_candidates, uniform_layouts
 from layoutsearch.layout.desired import Desired
 from layoutsearch.layout.graph import LayoutGraph
+from layoutsearch.layout.io_layouts import AS_THEY_ARE, KEEP_ALL, BorderRules, IoLayouts
 from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.narrow import narrow
 from layoutsearch.layout.space import SearchSpace, builtin_space, load_space
@@ -59,6 +60,8 @@ class ModelSetup:
         notes: rules of a user's that match nothing, a line each.
         errors: of operators by algorithms that are not exact, see `search.numerics`.
         pins: what pins an operator, in words, by bound variable.
+        io_layouts: what the user wants of inputs and outputs.
+        rules: what that means for this model.
     """
 
     loaded: LoadedModel
@@ -72,11 +75,15 @@ class ModelSetup:
     notes: tuple[str, ...] = ()
     errors: Errors = field(default_factory=dict, hash=False)
     pins: Mapping[str, str] = field(default_factory=dict, hash=False)
+    io_layouts: IoLayouts = AS_THEY_ARE
+    rules: BorderRules = KEEP_ALL
 
     @cached_property
     def assignments(self) -> AssignmentSpace:
         """The choices of a search, called as the plan calls the operators."""
-        return AssignmentSpace.of(self.skeleton, {op.name: op.id for op in self.graph.ops}, self.pins.keys())
+        # What an assignment costs depends on the border, so it is another study.
+        about = " ".join(self.io_layouts.words or ())
+        return AssignmentSpace.of(self.skeleton, {op.name: op.id for op in self.graph.ops}, self.pins.keys(), about)
 
     def context(self, device: DeviceIdentity, templates: str) -> RecordContext:
         """Context of the records that are made on a device."""
@@ -99,6 +106,7 @@ def set_up(
     max_rel_error: float = MAX_REL_ERROR,
     desired: Sequence[Desired] = (),
     externs: Sequence[str] = (),
+    io_layouts: IoLayouts = AS_THEY_ARE,
 ) -> ModelSetup:
     """Load a model and build its layout problem.
 
@@ -111,15 +119,17 @@ def set_up(
         max_rel_error: candidates whose operator alone is off by more are left out.
         desired: layouts that are wanted beside the search space.
         externs: external libraries that may compute operators, see `check_externs`.
+        io_layouts: layouts of inputs and outputs.
 
     Raises:
         ModelError: the model cannot be read.
-        SpaceError: the search-space file is wrong, or what is wanted cannot be.
+        SpaceError: the search-space file is wrong, or what is wanted of operators, inputs or outputs cannot be.
     """
     loaded = model if isinstance(model, LoadedModel) else load(model, shapes)
     tvm_target = as_target(target)
     canonical = canonicalize(loaded.module)
     graph = build_graph(canonical)
+    border = io_layouts.rules(graph, [i.name for i in loaded.inputs], [o.name for o in loaded.outputs])
     found = candidates_of(canonical, graph, tvm_target, space, desired, max_rel_error, externs)
     spaces = found.spaces
     nodes = kernel_nodes(canonical, graph, spaces)
@@ -129,13 +139,15 @@ def set_up(
         source=_source(model, loaded, folder),
         target=tvm_target,
         graph=graph,
-        skeleton=build_skeleton(graph, nodes),
+        skeleton=build_skeleton(graph, nodes, border),
         anchors=tuple(i for i, node in enumerate(nodes) if node.root in anchors),
         layouts=tuple(uniform_layouts([spaces[op.name] for op in graph.anchors])),
         fingerprint=fingerprint(canonical),
         notes=found.notes,
         errors=found.errors,
         pins={name: found.pinned for name, found in spaces.items() if found.pinned},
+        io_layouts=io_layouts,
+        rules=border,
     )
 
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.candidates import nearest
 from layoutsearch.layout.graph import LayoutGraph, OpNode, TensorInfo
+from layoutsearch.layout.io_layouts import KEEP_ALL, BorderRules
 from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.rules import operand_layouts, result_layouts
 from layoutsearch.layout.transform import TransformKey
@@ -30,7 +31,7 @@ class SkeletonTensor:
     Attributes:
         info: name, logical shape, axes, dtype.
         layouts: those it may have; the tables below are indices into it.
-        producer: index of the kernel that makes it, None for a model input.
+        producer: index of the kernel that makes it, None for a model input whose layout is fixed.
         made: layout made by each candidate of the producer; a single entry without one.
         uses: the operands that read it.
     """
@@ -43,11 +44,33 @@ class SkeletonTensor:
 
 
 @dataclass(frozen=True)
+class SkeletonInput:
+    """A model input in any of several layouts, each at no cost: a node without a kernel, behind all that have one.
+
+    Attributes:
+        name: the graph's name of the input.
+        layouts: those it may have: its candidates.
+    """
+
+    name: str
+    layouts: tuple[Layout, ...]
+
+
+@dataclass(frozen=True)
 class Skeleton:
-    """Kernels with their candidates, and the tensors between them."""
+    """Kernels with their candidates, the tensors between them, and inputs that are a choice of their own.
+
+    A solution has the candidate of every kernel, then that of every such input.
+    """
 
     nodes: tuple[KernelNode, ...]
     tensors: tuple[SkeletonTensor, ...]
+    inputs: tuple[SkeletonInput, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Entries of a solution."""
+        return len(self.nodes) + len(self.inputs)
 
     @cached_property
     def keys(self) -> Mapping[tuple[int, int, int], TransformKey]:
@@ -80,6 +103,7 @@ class Skeleton:
     def problem(self, kernel: KernelCost, transform: TransformCost) -> LayoutProblem:
         """The exact program under the given costs, in microseconds; `inf` for what is impossible."""
         nodes = tuple(Node(n.root, tuple(kernel(n.workload, c) for c in n.choices)) for n in self.nodes)
+        nodes += tuple(Node(i.name, (0.0,) * len(i.layouts)) for i in self.inputs)
         us = {key: transform(key) for key in dict.fromkeys(self.keys.values())}
         tensors = []
         for t, tensor in enumerate(self.tensors):
@@ -96,9 +120,18 @@ class Skeleton:
     def choices(self, solution: Sequence[int]) -> dict[str, Candidate]:
         """A solution as an assignment of operators."""
         found: dict[str, Candidate] = {}
-        for node, index in zip(self.nodes, solution, strict=True):
+        for node, index in zip(self.nodes, self.of_kernels(solution), strict=True):
             found.update(node.assignment(node.choices[index]))
         return found
+
+    def of_kernels(self, solution: Sequence[int]) -> Sequence[int]:
+        """The part of a solution that is about kernels."""
+        return solution[: len(self.nodes)]
+
+    def chosen_inputs(self, solution: Sequence[int]) -> dict[str, Layout]:
+        """The layouts of inputs that are a choice of their own."""
+        rest = solution[len(self.nodes) :]
+        return {i.name: i.layouts[index] for i, index in zip(self.inputs, rest, strict=True)}
 
     def transforms(self, solution: Sequence[int]) -> list[TransformKey]:
         """The transforms a solution pays for, in order of tensor and wanted layout; equal ones repeat."""
@@ -110,8 +143,12 @@ class Skeleton:
         return found
 
 
-def build_skeleton(graph: LayoutGraph, nodes: Sequence[KernelNode]) -> Skeleton:
-    """The skeleton of a model. Without nodes (nothing to choose) it is empty."""
+def build_skeleton(graph: LayoutGraph, nodes: Sequence[KernelNode], rules: BorderRules = KEEP_ALL) -> Skeleton:
+    """The skeleton of a model. Without nodes (nothing to choose) it is empty.
+
+    A free output costs nothing in whatever layout it is made, a free input in the one it is read in; where several
+    kernels may read it in different ones, it is a choice of its own.
+    """
     if not nodes:
         return Skeleton((), ())
     owner = {name: index for index, node in enumerate(nodes) for name in node.members}
@@ -127,8 +164,9 @@ def build_skeleton(graph: LayoutGraph, nodes: Sequence[KernelNode]) -> Skeleton:
         return node.assignment(choice).get(op.name)
 
     for info in graph.inputs:
-        if info.initial is not None:
-            made[info.name] = (None, (number(info.name, info.initial),))
+        layout = rules.fixed.of_input(info)
+        if layout is not None:
+            made[info.name] = (None, (number(info.name, layout),))
     for op in graph.ops:
         index = owner[op.name]
         node = nodes[index]
@@ -149,21 +187,31 @@ def build_skeleton(graph: LayoutGraph, nodes: Sequence[KernelNode]) -> Skeleton:
             rows = [row[position] or operand.info.initial for row in wanted]
             asked = tuple(number(tensor, lay) for lay in rows if lay is not None)
             uses.setdefault(tensor, []).append(Use(index, asked))
-    for output in graph.outputs:
-        if output.tensor in made and output.info.initial is not None:
-            use = Use(None, (number(output.tensor, output.info.initial),))
-            uses.setdefault(output.tensor, []).append(use)
+    for place, output in enumerate(graph.outputs):
+        layout = rules.fixed.of_output(place, output)
+        if output.tensor in made and layout is not None and place not in rules.free_outputs:
+            uses.setdefault(output.tensor, []).append(Use(None, (number(output.tensor, layout),)))
+    inputs: list[SkeletonInput] = []
+    for name in (t.name for t in graph.inputs if t.name in rules.free_inputs):
+        if len(set(uses.get(name, ()))) <= 1:
+            uses.pop(name, None)
+            continue
+        made[name] = (len(nodes) + len(inputs), tuple(range(len(layouts[name]))))
+        inputs.append(SkeletonInput(name, tuple(layouts[name])))
     tensors = tuple(
         SkeletonTensor(graph.tensors[name], tuple(layouts[name]), *made[name], tuple(found))
         for name, found in uses.items()
     )
-    return Skeleton(tuple(nodes), tensors)
+    return Skeleton(tuple(nodes), tensors, tuple(inputs))
 
 
 def uniform_solution(nodes: Sequence[KernelNode], problem: LayoutProblem, layout: Layout) -> tuple[int, ...] | None:
-    """The uniform assignment of `layout`, among candidates of finite cost; None if a kernel has none."""
+    """The uniform assignment of `layout`, among candidates of finite cost; None if a kernel has none.
+
+    Inputs that are a choice of their own are in the layouts that cost the assignment least.
+    """
     found = []
-    for node, costs in zip(nodes, problem.nodes, strict=True):
+    for node, costs in zip(nodes, problem.nodes, strict=False):
         usable = [(i, c) for i, c in enumerate(node.choices) if costs.costs[i] < float("inf")]
         if not usable:
             return None
@@ -175,4 +223,15 @@ def uniform_solution(nodes: Sequence[KernelNode], problem: LayoutProblem, layout
         # Candidates that differ in the kernel's layout only are equally uniform: the faster one stands for them.
         same = [i for i, c in usable if c is not None and (c.data, c.out) == (chosen.data, chosen.out)]
         found.append(min(same, key=lambda i: costs.costs[i]))
+    return _with_inputs(problem, found)
+
+
+def _with_inputs(problem: LayoutProblem, kernels: Sequence[int]) -> tuple[int, ...]:
+    """A solution for the kernels with the cheapest layout of every input that is a choice of its own."""
+    found = list(kernels)
+    for index in range(len(kernels), len(problem.nodes)):
+        (tensor,) = (t for t in problem.tensors if t.producer == index)
+        wanted = {use.wanted[0 if use.node is None else found[use.node]] for use in tensor.uses}
+        paid = [sum(tensor.cost[made][w] for w in wanted - {made}) for made in tensor.made]
+        found.append(paid.index(min(paid)))
     return tuple(found)

@@ -14,6 +14,7 @@ from layoutsearch.cost.machine import Machine
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.layout.candidates import nearest
 from layoutsearch.layout.desired import parse_desired
+from layoutsearch.layout.io_layouts import IoLayouts
 from layoutsearch.layout.layout import Layout
 from layoutsearch.measure.records import RecordStore
 from layoutsearch.model.samples import sample_inputs
@@ -80,6 +81,9 @@ class _Run:
         if options.sampler not in SAMPLERS:
             raise LayoutSearchError(f"--sampler {options.sampler!r} is unknown; expected one of {', '.join(SAMPLERS)}")
         check_externs(options.externs)
+        self.io_layouts = IoLayouts.parse(options.io_layout)
+        if source is not None and self.io_layouts.words:
+            raise LayoutSearchError("--replay has the borders it was recorded with; leave --io-layout away")
         self.tuner = KernelTuner.named(options.kernel_tuner)
         self.desired = parse_desired(options.desired_layouts)
         if self.target.kind.name != "llvm" and self.tuner is not KernelTuner.TEMPLATE:
@@ -104,6 +108,7 @@ class _Run:
                 options.max_rel_error,
                 self.desired,
                 options.externs,
+                self.io_layouts,
             )
             for line in self.setup.notes:
                 self.reporter.note(line)
@@ -124,6 +129,7 @@ class _Run:
                     "kernel_tuner": None if self.tuner is KernelTuner.TEMPLATE else self.tuner.value,
                     "max_rel_error": options.max_rel_error,
                     "desired_layouts": [f"{d.key}={','.join(sorted(d.values))}" for d in self.desired],
+                    "io_layout": self.io_layouts.words,
                     "candidates": self.setup.assignments.digest,
                 },
             )
@@ -152,7 +158,14 @@ class _Run:
         target = TargetInfo.from_target(self.target, self.source.threads)
         learned = Learned(labs.context, profile, target, setup.fingerprint)
         context = PlanContext(
-            setup.loaded, setup.graph, setup.fingerprint, self.target, labs.identity, setup.errors, setup.pins
+            setup.loaded,
+            setup.graph,
+            setup.fingerprint,
+            self.target,
+            labs.identity,
+            setup.errors,
+            setup.pins,
+            setup.rules,
         )
         machine = Machine.of(profile, target)
         pool = Pool(context, setup.skeleton, setup.layouts, lab, self.budget, self.reporter)
@@ -239,6 +252,8 @@ class _Run:
         about = f"{self.setup.fingerprint} {self.labs.context.template} {search.digest}"
         if self.tuner is not KernelTuner.TEMPLATE:
             about += f" {self.tuner.value}"
+        if self.io_layouts.words:
+            about += f" {' '.join(self.io_layouts.words)}"
         try:
             if self.resumed or not self.run_file.is_settled("kernels", about):
                 campaign.run(reserve_s)

@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from layoutsearch.measure.builder import Builder, BuildResult
 from layoutsearch.measure.device import Device
 from layoutsearch.measure.results import RunFailed
 from layoutsearch.model.samples import relative_error
+from layoutsearch.plan.border import from_plan, to_plan
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.search.budget import Budget
 from layoutsearch.search.jobs import PLAN, REFERENCE, PlanJob
@@ -45,10 +46,17 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class Built:
-    """A whole model on disk, with its largest error against the untouched module."""
+    """A whole model on disk.
+
+    Attributes:
+        path: of the library.
+        max_rel_error: the largest error against the untouched module.
+        inputs: what it is timed with, where it takes its inputs in other layouts than the model; else None.
+    """
 
     path: str
     max_rel_error: float
+    inputs: tuple[np.ndarray, ...] | None = field(default=None, compare=False, repr=False)
 
 
 class Whole(Protocol):
@@ -134,7 +142,7 @@ class WholeLab:
                 self._reporter.note(f"{label}: {result.status.value}: {result.error}")
                 continue
             try:
-                error = self._error(result.value)
+                error = self._error(result.value, plans[label])
             except RunFailed as failure:
                 self._reporter.note(f"{label}: {failure.status.value}: {failure.message}")
                 continue
@@ -144,7 +152,9 @@ class WholeLab:
                 )
                 continue
             self._reporter.step(f"built {label}")
-            built[label] = Built(result.value, error)
+            plan = plans[label]
+            own = tuple(to_plan(plan, self._samples[0])) if plan.io_layouts else None
+            built[label] = Built(result.value, error, own)
         return built
 
     def time(
@@ -160,8 +170,8 @@ class WholeLab:
             left = [label for label in built if len(samples[label]) == max(map(len, samples.values()))]
             # Which is loaded first may matter, so that it has to be each one's turn.
             turn = start % max(1, len(left))
-            paths = {label: built[label].path for label in left[turn:] + left[:turn]}
-            self._time_once(paths, -(-rounds // starts), seed + start, samples, finish)
+            turned = {label: built[label] for label in left[turn:] + left[:turn]}
+            self._time_once(turned, -(-rounds // starts), seed + start, samples, finish)
             if self._ended(finish):
                 break
         longest = max((len(s) for s in samples.values()), default=0)
@@ -171,9 +181,11 @@ class WholeLab:
         return self._budget.interrupted if finish else self._budget.over()
 
     def _time_once(
-        self, paths: Mapping[str, str], rounds: int, seed: int, samples: Mapping[str, list[float]], finish: bool
+        self, built: Mapping[str, Built], rounds: int, seed: int, samples: Mapping[str, list[float]], finish: bool
     ) -> None:
-        with self._device.models(paths, self._samples[0], seed=seed) as models:
+        paths = {label: b.path for label, b in built.items()}
+        own = {label: b.inputs for label, b in built.items() if b.inputs is not None}
+        with self._device.models(paths, self._samples[0], seed=seed, own=own) as models:
             for _ in range(rounds):
                 taken = models.round()
                 for label, value in taken.items():
@@ -198,11 +210,12 @@ class WholeLab:
         Path(path).unlink(missing_ok=True)
         return outputs
 
-    def _error(self, path: str) -> float:
+    def _error(self, path: str, plan: LayoutPlan) -> float:
         assert self._reference is not None
         worst = 0.0
         for inputs, reference in zip(self._samples, self._reference, strict=True):
-            worst = max(worst, relative_error(self._device.run_model(path, inputs, _RUN_S), reference))
+            outputs = self._device.run_model(path, to_plan(plan, inputs), _RUN_S)
+            worst = max(worst, relative_error(from_plan(plan, outputs), reference))
         return worst
 
     def _output(self) -> str:
