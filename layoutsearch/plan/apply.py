@@ -242,8 +242,8 @@ def _codegen() -> tvm.transform.Pass:
     return run
 
 
-def _vm_passes(marker: str = "", proven: Expectation | None = None) -> list[tvm.transform.Pass]:
-    """From scheduled kernels to VM code; what TVM's own CPU pipeline does after it has fused. The proof is the last."""
+def _vm_passes(marker: str) -> list[tvm.transform.Pass]:
+    """From scheduled kernels to VM code; what TVM's own CPU pipeline does after it has fused."""
     t = relax.transform
     return [
         _codegen(),
@@ -259,14 +259,15 @@ def _vm_passes(marker: str = "", proven: Expectation | None = None) -> list[tvm.
         t.ComputePrimValue(),
         t.VMShapeLower(),
         t.AttachGlobalSymbol(),
-        *([] if proven is None else [_proof(proven)]),
     ]
 
 
 def _passes_for(
     target: tvm.target.Target | None, marker: str = "", proven: Expectation | None = None
 ) -> list[tvm.transform.Pass]:
-    return gpu_passes() if target is not None and target.kind.name == "opencl" else _vm_passes(marker, proven)
+    """What is left to do for scheduled kernels, and the proof at the very end."""
+    passes = gpu_passes() if target is not None and target.kind.name == "opencl" else _vm_passes(marker)
+    return passes if proven is None else [*passes, _proof(proven)]
 
 
 def ApplyPlan(plan: LayoutPlan) -> tvm.transform.Pass:
