@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from layoutsearch.cli.options import desired_layout_option
+
 
 @click.command(name="plan")
 @click.argument("model", type=click.Path())
@@ -11,9 +13,16 @@ import click
 @click.option("--target", metavar="TARGET", help="TVM target, a tag, JSON or 'llvm -mcpu=...'; this CPU by default.")
 @click.option("--threads", type=click.IntRange(1), help="Threads of a kernel; all cores by default.")
 @click.option("--space", type=click.Path(), help="Search-space file; the one shipped for the target by default.")
+@desired_layout_option
 @click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="Where to write plan.json.")
 def plan_command(
-    model: str, shapes: tuple[str, ...], target: str | None, threads: int | None, space: str | None, output: str
+    model: str,
+    shapes: tuple[str, ...],
+    target: str | None,
+    threads: int | None,
+    space: str | None,
+    desired_layouts: tuple[str, ...],
+    output: str,
 ) -> None:
     """Write a plan for MODEL without a device and without measuring.
 
@@ -25,7 +34,12 @@ def plan_command(
     from layoutsearch.search.first import first_plan
 
     plan = first_plan(
-        model, shapes=parse_shapes(shapes) or None, target=parse_target(target), threads=threads, space=space
+        model,
+        shapes=parse_shapes(shapes) or None,
+        target=parse_target(target),
+        threads=threads,
+        space=space,
+        desired_layouts=desired_layouts,
     )
     plan.save(output)
     choices = [op.choice for op in plan.ops if op.choice is not None]

@@ -75,7 +75,7 @@ def _op_space(op: OpNode, rules: Sequence[Rule], space: SearchSpace) -> OpSpace:
         if proposed.extern and op.op != kinds.CONV:
             # Libraries are asked for everywhere, and are about convolutions.
             continue
-        for candidate in _in_scopes(proposed, rule):
+        for candidate in in_scopes(proposed, rule):
             reason = why_not(op, candidate)
             if reason is None:
                 found.setdefault(candidate)
@@ -106,7 +106,7 @@ def why_not(op: OpNode, candidate: Candidate) -> str | None:
     return why_illegal(op, candidate) or _why_no_constant(op, candidate)
 
 
-def _in_scopes(proposed: Candidate, rule: Rule) -> Iterator[Candidate]:
+def in_scopes(proposed: Candidate, rule: Rule) -> Iterator[Candidate]:
     """The candidate in every memory scope that the rule names, in its order."""
     weights = rule.weight_scope if proposed.kernel is not None else ()
     for scope in rule.scope or (GLOBAL,):

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from layoutsearch.errors import SpaceError
 from layoutsearch.layout.candidate import Candidate
-from layoutsearch.layout.candidates import OpSpace, expand, forbidden, why_not
+from layoutsearch.layout.candidates import OpSpace, expand, forbidden, in_scopes, why_not
 from layoutsearch.layout.desired import DEFAULT, Desired, most_specific
-from layoutsearch.layout.graph import LayoutGraph, OpNode
+from layoutsearch.layout.graph import LayoutGraph, OpNode, declared_choices
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.matching import channels_of
 from layoutsearch.layout.rules import initial_candidate, why_illegal
@@ -34,37 +34,52 @@ def narrow(
         if desired is None:
             continue
         if op.role is not Role.FROZEN:
-            found[op.name] = _narrowed(op, spaces[op.name], rules[op.name][0], desired, space)
+            found[op.name] = _narrowed(op, spaces[op.name], rules[op.name], desired, space)
         elif desired.key != DEFAULT:
             _check_frozen(op, desired)
     return _followed(graph, space, found)
 
 
-def _narrowed(op: OpNode, free: OpSpace, rule: Rule, desired: Desired, space: SearchSpace) -> OpSpace:
-    blocks = rule.blocks or space.blocks
+def _narrowed(op: OpNode, free: OpSpace, rules: Sequence[Rule], desired: Desired, space: SearchSpace) -> OpSpace:
     kept = [c for c in free.candidates if desired.admits(c)]
-    has = {(c.data, c.out) for c in kept}
-    banned = set(forbidden(op, rule, blocks, space.source))
-    reasons: dict[str, str] = {}
-    for pattern in desired.patterns:
-        for text, wish in expand(op, pattern, blocks, str(desired)):
-            # What the space offers between two layouts is better than what follows from them alone.
-            if wish in kept or (not set(":@") & set(pattern) and (wish.data, wish.out) in has):
-                continue
-            if rule.pin:
-                reason: str | None = f"{rule} of {space.source} pins {free.candidates[0]}; leave one away"
-            else:
-                reason = f"forbidden by {rule} of {space.source}" if wish in banned else why_not(op, wish)
-            if reason is None:
-                kept.append(wish)
-            else:
-                reasons[text] = reason
+    if declared_choices(op):
+        reasons = {"it has what is declared": ", ".join(map(str, free.candidates))}
+    else:
+        more, reasons = _beside(op, kept, free, rules[0], desired, space)
+        kept += more
     if not kept:
         why = "; ".join(f"{text}: {reason}" for text, reason in list(reasons.items())[:3])
+        blocks = rules[0].blocks or space.blocks if rules else space.blocks
         why = why or f"none of the blocks {list(blocks)} divides its channels {channels_of(op)}"
         raise SpaceError(f"{desired}: no candidate of {op.id} ({op.name}) is so: {why}")
     away = tuple((str(c), f"pinned by {desired}") for c in free.candidates if c not in kept)
     return replace(free, candidates=tuple(kept), refused=(*free.refused, *away), pinned=str(desired))
+
+
+def _beside(
+    op: OpNode, kept: Sequence[Candidate], free: OpSpace, rule: Rule, desired: Desired, space: SearchSpace
+) -> tuple[list[Candidate], dict[str, str]]:
+    """What is wanted and can be, but is not among the candidates of the space; and why other wishes cannot be."""
+    blocks = rule.blocks or space.blocks
+    has, sides = {c.in_buffers for c in kept}, {(c.data, c.out) for c in kept}
+    banned = set(forbidden(op, rule, blocks, space.source))
+    found: dict[Candidate, None] = {}
+    reasons: dict[str, str] = {}
+    for pattern in desired.patterns:
+        for text, wish in expand(op, pattern, blocks, str(desired)):
+            # What the space offers between two layouts is better than what follows from them alone.
+            if wish in has or (not set(":@") & set(pattern) and (wish.data, wish.out) in sides):
+                continue
+            for candidate in in_scopes(wish, rule):
+                if rule.pin:
+                    reason: str | None = f"{rule} of {space.source} pins {free.candidates[0]}; leave one away"
+                else:
+                    reason = f"forbidden by {rule} of {space.source}" if wish in banned else why_not(op, candidate)
+                if reason is None:
+                    found.setdefault(candidate)
+                else:
+                    reasons[text] = reason
+    return list(found), reasons
 
 
 def _check_frozen(op: OpNode, desired: Desired) -> None:
@@ -85,6 +100,7 @@ def _followed(graph: LayoutGraph, space: SearchSpace, spaces: Mapping[str, OpSpa
             continue
         rule, has = rules[op.name][0], spaces[op.name].candidates
         banned = forbidden(op, rule, rule.blocks or space.blocks, space.source)
-        more = [c for c in map(Candidate.uniform, layouts) if c not in has and c not in banned]
+        wishes = [c for layout in layouts for c in in_scopes(Candidate.uniform(layout), rule)]
+        more = [c for c in wishes if c not in has and c.in_buffers not in banned]
         found[op.name] = replace(spaces[op.name], candidates=(*has, *(c for c in more if why_illegal(op, c) is None)))
     return found

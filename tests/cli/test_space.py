@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import tvm
 
+from layoutsearch.plan.plan import LayoutPlan
 from tests.cli.running import SPACE, call, last_json, refused
 from tests.models import nets
 
@@ -158,3 +159,11 @@ def test_help(capfd: Capture) -> None:
         code, out, _ = call(capfd, *args)
         assert code == 0
         assert all(word in out for word in words)
+
+
+def test_a_plan_without_a_device_keeps_to_the_rules(capfd: Capture, model: Path, tmp_path: Path) -> None:
+    args = ["plan", model, "--desired-layout", "nn.conv2d_depthwise=NHWC", "-o", tmp_path / "plan.json"]
+    code, _, err = call(capfd, *args)
+    assert code == 0, err
+    plan = LayoutPlan.load(tmp_path / "plan.json")
+    assert [str(op.choice) for op in plan.ops if op.kind == "conv2d_depthwise"] == ["NHWC,HWIO,NHWC"]

@@ -280,3 +280,19 @@ def test_unknown_and_absent_operators() -> None:
 def test_nothing_wanted_changes_nothing() -> None:
     free = enumerate_candidates(GRAPH, SPACE)
     assert narrow(GRAPH, SPACE, free, ()) == free
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        ("NCHW4c", {"NCHW4c,OIHW4i4o,NCHW4c,scope=global.texture", "NCHW4c,OIHW4i4o,NCHW4c"}),
+        ("NCHW4c:OIHW4i4o", {"NCHW4c,OIHW4i4o,NCHW4c,scope=global.texture", "NCHW4c,OIHW4i4o,NCHW4c"}),
+        ("NHWC", {"NHWC,HWIO,NHWC"}),
+        ("NCHW2c->NCHW4c", {"NCHW2c,OIHW2i4o,NCHW4c,scope=global.texture", "NCHW2c,OIHW2i4o,NCHW4c"}),
+    ],
+)
+def test_what_is_wanted_comes_in_the_scopes_of_its_rule(value: str, wanted: set[str]) -> None:
+    rule = 'match = {}\nlayouts = ["NCHW", "NCHW{b}c"]\nscope = ["global.texture", "global"]'
+    graph = graph_of(8, lambda n, x: n.conv_relu(x, 12))
+    found = narrowed(f"nn.conv2d={value}", rules=space(rule, blocks="[4]"), graph=graph)
+    assert {str(c) for c in found["conv2d_0"].candidates} == wanted

@@ -11,21 +11,23 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from layoutsearch.errors import ModelError
+from layoutsearch.errors import ModelError, SpaceError
 from layoutsearch.layout.build import build_graph
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.candidates import nearest
 from layoutsearch.layout.declare import chosen_by, declare_layouts, is_external
 from layoutsearch.layout.declared import ATTRIBUTE
+from layoutsearch.layout.desired import parse_desired
 from layoutsearch.layout.kinds import EXTERN_CALL, Role
 from layoutsearch.layout.layout import Layout
+from layoutsearch.layout.narrow import narrow
 from layoutsearch.layout.rules import transforms_of, why_illegal
 from layoutsearch.materialize.codegen import inlined
 from layoutsearch.materialize.convert import Materialized, materialize
 from layoutsearch.materialize.verify import find_mismatches
 from layoutsearch.model import canonicalize
 from tests.contrib.made_codegen import partition
-from tests.materialize.cases import Case, assert_outputs
+from tests.materialize.cases import Case, assert_outputs, wide_space
 from tests.models.interpreter import interpret
 from tests.models.nets import Net, build
 
@@ -210,3 +212,16 @@ def test_the_callback_gets_every_external_function_and_is_checked() -> None:
     assert not any(ATTRIBUTE in f.attrs for f in externals(module).values())
     with pytest.raises(ModelError, match="NCHW32c"):
         declare_layouts(module, lambda f: {"sources": ["NCHW32c"]})
+
+
+def test_rules_choose_among_what_is_declared() -> None:
+    case = case_of(chain, lambda _: [B16, B8])
+
+    def pinned(wanted: str) -> dict[str, list[str]]:
+        found = narrow(case.graph, wide_space(), case.spaces, parse_desired([wanted]))
+        return {name: [str(c) for c in space.candidates] for name, space in found.items() if space.pinned}
+
+    assert pinned("extern_1=NCHW8c") == {"extern_1": ["NCHW8c,NCHW8c"]}
+    assert pinned("extern:*=NCHW16c") == {"extern_0": ["NCHW16c,NCHW16c"], "extern_1": ["NCHW16c,NCHW16c"]}
+    with pytest.raises(SpaceError, match=r"extern_0=NHWC: no candidate of extern:\w+:0 .* declared: NCHW16c"):
+        pinned("extern_0=NHWC")
