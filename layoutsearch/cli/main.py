@@ -151,7 +151,7 @@ def compile_command(model: str, plan_path: str, output: str, target: str | None)
     """Compile MODEL with a plan: no search, no measurement.
 
     The library runs with plain TVM: tvm.runtime.load_module and relax.VirtualMachine. Its main takes the inputs of the
-    model in order and returns its outputs in order.
+    model in order and returns its outputs in order, in the model's layouts or those of --io-layout.
     """
     from layoutsearch.cli.options import parse_target
     from layoutsearch.plan.apply import target_of

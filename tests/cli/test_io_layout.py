@@ -1,0 +1,178 @@
+"""`--io-layout` from end to end, on a segmentation head: tuned, checked, compiled, explained, compared, resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+import layoutsearch
+from layoutsearch.measure.records import RecordStore
+from layoutsearch.plan.plan import LayoutPlan
+from tests.cli.conftest import Tuned
+from tests.cli.running import call, last_json, refused, run
+from tests.models import nets
+from tests.models.running import native_target, range_error, run_tvm
+
+Capture = pytest.CaptureFixture[str]
+SHAPE = (1, 8, 5, 9)
+SPACE = """
+[target]
+match = { kind = "llvm" }
+blocks = [8]
+
+[[rule]]
+name = "everything"
+match = {}
+layouts = ["NCHW", "NHWC"]
+"""
+
+
+def head() -> tvm.IRModule:
+    """A convolution and a transposed one: 8 to 16 to 24 channels, 5 x 9 to 10 x 18 pixels."""
+
+    def body(n: nets.Net, x: relax.Expr) -> relax.Expr:
+        y = n.conv_relu(x, 16)
+        return n.relu(n.emit(relax.op.nn.conv2d_transpose(y, n.const((16, 24, 2, 2), 0.2), strides=2)))
+
+    return nets.build(SHAPE, body=body)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("head")
+    (folder / "head.json").write_text(tvm.ir.save_json(head()))
+    (folder / "space.toml").write_text(SPACE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def last(folder: Path) -> Tuned:
+    """Tuned with channels last on the way in, and whatever costs least on the way out."""
+    out = folder / "out"
+    options = ["--space", folder / "space.toml", "--trials", 2, "--threads", 1, "--time-budget", "15s"]
+    words = ["--io-layout", "free", "--io-layout", "x=NHWC"]
+    done = run("tune", folder / "head.json", *options, *words, "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    return Tuned(out, last_json(done.stdout), done.stderr)
+
+
+def test_the_plan_says_how_inputs_and_outputs_are(last: Tuned) -> None:
+    plan = LayoutPlan.load(last.plan)
+    (given,), (made,) = plan.model["inputs"], plan.model["outputs"]
+    assert given == {"name": "x", "shape": list(SHAPE), "dtype": "float32", "axes": "NCHW", "layout": "NHWC"}
+    assert (made["name"], made["shape"], made["axes"]) == ("output0", [1, 24, 10, 18], "NCHW")
+    result = next(op for op in plan.ops if op.kind == "conv2d_transpose")
+    assert result.choice is not None
+    # Free, so nothing is moved on the way out.
+    assert made["layout"] == str(result.choice.out)
+    assert not any(t.tensor.startswith("relu") and t.why.endswith("output") for t in plan.transforms)
+    assert plan.validation["max_rel_error"] < 1e-4
+
+
+def test_every_baseline_has_the_same_border(last: Tuned) -> None:
+    uniforms = sorted((last.out / "uniform").glob("*.json"))
+    assert {p.stem for p in uniforms} == {"NCHW", "NHWC"}
+    for path in uniforms:
+        plan = LayoutPlan.load(path)
+        assert plan.model["inputs"][0]["layout"] == "NHWC"
+        # Its own best where the border is free.
+        assert plan.model["outputs"][0]["layout"] == path.stem
+        assert len(plan.transforms) == (path.stem == "NCHW")
+
+
+def test_the_transposed_convolution_was_searched(last: Tuned) -> None:
+    """An anchor with a measured kernel in every layout."""
+    plan = LayoutPlan.load(last.plan)
+    row = next(op for op in plan.ops if op.kind == "conv2d_transpose")
+    assert row.measured_us
+    with RecordStore(last.out / "records.sqlite") as store:
+        ran = {r.candidate for r in store.records() if r.workload == row.workload and r.measurement.ok}
+    assert ran == {"NCHW,IOHW,NCHW", "NHWC,HWIO,NHWC"}
+
+
+def test_check(folder: Path, last: Tuned, capfd: Capture) -> None:
+    code, out, _ = call(capfd, "check", folder / "head.json", "--plan", last.plan, "--json")
+    result = last_json(out)
+    assert (code, result["mismatches"]) == (0, [])
+    assert result["transforms"] == len(LayoutPlan.load(last.plan).transforms)
+    assert result["max_rel_error"] < 1e-4
+
+
+def test_compile_then_run(folder: Path, last: Tuned, tmp_path: Path) -> None:
+    done = run("compile", folder / "head.json", "--plan", last.plan, "-o", tmp_path / "model.so")
+    assert done.returncode == 0, done.stderr
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(tmp_path / "model.so")), tvm.cpu())
+    x = np.random.default_rng(0).normal(size=SHAPE).astype("float32")
+    got = machine["main"](tvm.runtime.tensor(np.ascontiguousarray(x.transpose(0, 2, 3, 1)))).numpy()
+    if LayoutPlan.load(last.plan).model["outputs"][0]["layout"] == "NHWC":
+        got = got.transpose(0, 3, 1, 2)
+    assert range_error(got, run_tvm(head(), [x])[0]) < 1e-5
+
+
+def test_in_a_script_of_ones_own(last: Tuned) -> None:
+    plan = LayoutPlan.load(last.plan)
+    executable = tvm.compile(head(), native_target(), relax_pipeline=layoutsearch.pipeline(plan))
+    x = np.zeros((1, 5, 9, 8), "float32")
+    assert relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy().size == 24 * 10 * 18
+
+
+def test_explain(last: Tuned, capfd: Capture) -> None:
+    code, out, _ = call(capfd, "explain", last.plan)
+    assert code == 0
+    assert "input x of the compiled module is in NHWC" in out
+
+
+def test_bench_model_gives_the_plan_what_it_takes(folder: Path, last: Tuned) -> None:
+    done = run(
+        "bench", "model", folder / "head.json", "--plan", last.plan, "--against", f"tvm,{last.out}/uniform/NCHW.json",
+        "--starts", 1, "--rounds", 2, "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = last_json(done.stdout)
+    assert result["plan_max_rel_error"] < 1e-4
+    assert result["NCHW_max_rel_error"] < 1e-4
+
+
+def test_resumed_with_another_border_is_another_run(folder: Path, last: Tuned, capfd: Capture) -> None:
+    options = ["--space", folder / "space.toml", "--trials", 2, "--threads", 1, "--out", last.out]
+    options += ["--resume", "--quiet"]
+    line = refused(capfd, "tune", folder / "head.json", *options, "--io-layout", "x=NHWC")
+    assert line == (
+        f"layoutsearch: --resume: the run in {last.out} has another --io-layout; use another --out, or leave --resume "
+        "away"
+    )
+    assert "has another --io-layout" in refused(capfd, "tune", folder / "head.json", *options)
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("image=NHWC", "--io-layout: the model has no 'image'; its inputs are x, its outputs output0"),
+        (
+            "x=NCHW16c",
+            "--io-layout x=NCHW16c: input x is NCHW 1x8x5x9: block 16 does not divide C=8; give another layout",
+        ),
+        ("sideways", "--io-layout 'sideways': expected keep, free or NAME=LAYOUT, such as x=NHWC"),
+    ],
+)
+def test_what_cannot_be(folder: Path, word: str, line: str, tmp_path: Path, capfd: Capture) -> None:
+    done = refused(capfd, "tune", folder / "head.json", "--io-layout", word, "--out", tmp_path)
+    assert done == f"layoutsearch: {line}"
+
+
+def test_a_vector_has_no_layout(files: Path, tmp_path: Path, capfd: Capture) -> None:
+    line = refused(capfd, "tune", files / "outputs.json", "--io-layout", "output2=NHWC", "--out", tmp_path)
+    assert line == (
+        "layoutsearch: --io-layout output2=NHWC: output output2 has 2 dimensions; only a tensor of four, of fixed "
+        "shape, can have another layout"
+    )
+
+
+def test_a_replay_has_its_own_border(files: Path, tmp_path: Path, capfd: Capture) -> None:
+    table = Path(__file__).resolve().parents[1] / "replay" / "golden" / "v1_residual.jsonl.gz"
+    line = refused(capfd, "tune", files / "residual.json", "--replay", table, "--io-layout", "free", "--out", tmp_path)
+    assert line == "layoutsearch: --replay has the borders it was recorded with; leave --io-layout away"
