@@ -16,7 +16,7 @@ from layoutsearch._pins import check_pins
 check_pins()
 
 __version__ = "0.1.0"
-__all__ = ["ApplyPlan", "LayoutPlan", "LayoutSearchError", "compile", "load", "pipeline", "tune"]
+__all__ = ["ApplyPlan", "LayoutPlan", "LayoutSearchError", "compile", "declare_layouts", "load", "pipeline", "tune"]
 
 # Loaded on first use: applying a plan needs neither the search nor what it depends on.
 _HOMES = {
@@ -24,6 +24,7 @@ _HOMES = {
     "LayoutPlan": "layoutsearch.plan.plan",
     "LayoutSearchError": "layoutsearch.errors",
     "compile": "layoutsearch.plan.compile",
+    "declare_layouts": "layoutsearch.layout.declare",
     "load": "layoutsearch.model.load",
     "pipeline": "layoutsearch.plan.apply",
     "tune": "layoutsearch.search.api",
@@ -40,6 +41,7 @@ def __getattr__(name: str) -> Any:
 
 if TYPE_CHECKING:
     from layoutsearch.errors import LayoutSearchError
+    from layoutsearch.layout.declare import declare_layouts
     from layoutsearch.model.load import load
     from layoutsearch.plan.apply import ApplyPlan, pipeline
     from layoutsearch.plan.compile import compile

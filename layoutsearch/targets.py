@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tvm
 
 from layoutsearch.errors import LayoutSearchError
+from layoutsearch.layout.candidate import Candidate
 
 _ALIASES = {"arm64": "aarch64", "amd64": "x86_64", "i486": "i386", "i586": "i386", "i686": "i386"}
 
@@ -50,9 +51,9 @@ def _check_cpu(cpu: str, triple: str) -> None:
 
 
 def architecture(target: tvm.target.Target) -> str:
-    """The instruction set that code for `target` is in, such as `aarch64`; empty for kinds other than llvm."""
+    """The instruction set that a CPU runs for `target`, such as `aarch64`; empty for other kinds without a host."""
     if target.kind.name != "llvm":
-        return ""
+        return architecture(target.host) if target.host is not None else ""
     return architecture_of(str(target.attrs.get("mtriple", "") or "") or _system_triple())
 
 
@@ -71,7 +72,7 @@ def local_architecture() -> str:
 
 def runs_here(target: tvm.target.Target) -> bool:
     """Whether this machine's CPU could run code for `target`."""
-    return architecture(target) in ("", local_architecture())
+    return target.kind.name == "llvm" and architecture(target) == local_architecture()
 
 
 def default_threads() -> int:
@@ -83,13 +84,32 @@ def default_threads() -> int:
 
 
 def has_feature(target: tvm.target.Target, feature: str) -> bool:
-    """Whether LLVM's features of `target` include `feature`; every AArch64 CPU has `neon`."""
+    """Whether LLVM's features of `target` include `feature`; every AArch64 CPU has `neon`.
+
+    An OpenCL target may have `texture`: its tensors can be in other memory than buffers.
+    """
     if target.kind.name != "llvm":
-        return False
+        return feature == "texture" and target.kind.name == "opencl" and "texture" in target.keys
     arm = architecture(target) in ("aarch64", "arm")
     if feature == "neon":
         return arm
     return not arm and bool(tvm.get_global_func("target.target_has_feature")(feature, target))
+
+
+def check_textures(source: str, choices: Iterable[Candidate], target: tvm.target.Target) -> None:
+    """Refuse choices with textures for a target that has none; `source` is the file they are from.
+
+    Raises:
+        LayoutSearchError: names the first.
+    """
+    if has_feature(target, "texture"):
+        return
+    for choice in choices:
+        if choice.has_textures:
+            raise LayoutSearchError(
+                f"{source} has {choice}, but target {target.kind.name} has no textures: take the scopes away, or give "
+                "--target qcom/adreno-opencl-texture"
+            )
 
 
 def _system_triple() -> str:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def linker(target: tvm.target.Target) -> Callable[[str, Sequence[str], Sequence[
     Raises:
         ToolchainError: there is no compiler, or none for a foreign target.
     """
-    triple = str(target.attrs.get("mtriple", "") or "")
+    triple = str((target.host or target).attrs.get("mtriple", "") or "")
     if triple and not _is_native(triple):
         given = os.environ.get("LAYOUTSEARCH_CXX")
         if given and not shutil.which(given):
@@ -67,7 +68,17 @@ def linker(target: tvm.target.Target) -> Callable[[str, Sequence[str], Sequence[
     raise ToolchainError(f"no C compiler found, and TVM links its libraries with one; {HELP}")
 
 
-def export(executable: Any, path: str | os.PathLike[str], target: tvm.target.Target) -> None:
+@dataclass(frozen=True)
+class LinkInput:
+    """What a library is linked with beside TVM's own objects: files, and options of the linker."""
+
+    files: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+
+def export(
+    executable: Any, path: str | os.PathLike[str], target: tvm.target.Target, extra: LinkInput | None = None
+) -> None:
     """Write a compiled module or executable as a shared library, replacing an older one atomically.
 
     Raises:
@@ -75,12 +86,13 @@ def export(executable: Any, path: str | os.PathLike[str], target: tvm.target.Tar
     """
     target_path = Path(path)
     link = linker(target)
+    arguments = {"addons": list(extra.files), "options": list(extra.options)} if extra is not None else {}
     try:
         target_path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".layoutsearch-", dir=target_path.parent) as folder:
             # The suffix decides the format.
             made = Path(folder, f"library{target_path.suffix or '.so'}")
-            executable.export_library(str(made), fcompile=link)
+            executable.export_library(str(made), fcompile=link, **arguments)
             made.replace(target_path)
     except OSError as error:
         raise ToolchainError(f"cannot write {target_path}: {error.strerror}") from None

@@ -65,11 +65,7 @@ def bench_model(
         if name in EXTERNAL and importlib.util.find_spec(name) is None:
             raise LayoutSearchError(f"{EXTERNAL[name]} is not installed; run: pip install 'layoutsearch[bench]'")
     for name, of in {plan_path: plan, **{n: o for n, o in others.items() if o is not None}}.items():
-        if not runs_here(target_of(of)):
-            raise LayoutSearchError(
-                f"{name} is a plan for {architecture(target_of(of))}, and bench model runs on this machine, which is "
-                f"{local_architecture()}; its own times are in its validation: layoutsearch explain {name}"
-            )
+        check_runs_here(name, of)
     path = str(Path(model).resolve())
     shapes = tuple((i.name, tuple(i.shape)) for i in loaded.inputs)
     with tempfile.TemporaryDirectory(prefix="layoutsearch-") as folder:
@@ -110,6 +106,21 @@ def bench_model(
 def planned(path: str, plan: LayoutPlan, threads: int, samples: Sequence[Sequence[np.ndarray]]) -> RuntimeSpec:
     """The library of a plan, with the samples in the layouts that it takes them in."""
     return RuntimeSpec("tvm", path, threads, tuple(tuple(to_plan(plan, s)) for s in samples))
+
+
+def check_runs_here(name: str, plan: LayoutPlan) -> None:
+    """Refuse a plan for another machine, or for a GPU; `name` is its file.
+
+    Raises:
+        LayoutSearchError: it is one.
+    """
+    target = target_of(plan)
+    if not runs_here(target):
+        what = architecture(target) if target.kind.name == "llvm" else target.kind.name
+        raise LayoutSearchError(
+            f"{name} is a plan for {what}, and bench model runs on this machine's CPU, which is "
+            f"{local_architecture()}; its own times are in its validation: layoutsearch explain {name}"
+        )
 
 
 def _plan_file(name: str) -> str:

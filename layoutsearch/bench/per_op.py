@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import tvm
 
 from layoutsearch.bench.compare import spread
-from layoutsearch.bench.model import BUILD_S, plan_job
+from layoutsearch.bench.model import BUILD_S, check_runs_here, plan_job
 from layoutsearch.cost.bounds import Bounds, Roof
 from layoutsearch.cost.touched import extra_weight_bytes
 from layoutsearch.errors import LayoutSearchError
@@ -31,7 +31,8 @@ from layoutsearch.schedule import TargetInfo
 from layoutsearch.search.jobs import MARKED
 
 POINTWISE, DEPTHWISE, DENSE, TRANSPOSED, OTHER = "pointwise", "depthwise", "dense 3x3", "transposed", "other"
-GROUPS = (POINTWISE, DEPTHWISE, DENSE, TRANSPOSED, OTHER)
+PAIR = "depthwise and pointwise in one"
+GROUPS = (POINTWISE, DEPTHWISE, PAIR, DENSE, TRANSPOSED, OTHER)
 """Kinds of kernels that plots tell apart."""
 TRANSFORM = "transform"
 
@@ -44,7 +45,8 @@ class KernelTime:
         step: its place in the model, from 0.
         function: its name in the library.
         ops: ids of its operators, root first; of a layout transform what it moves.
-        kind: of the root; `transform` of a layout transform, empty where it is neither.
+        kind: of the root, of both roots where two kernels became one; `transform` of a layout transform, empty where it
+            is neither.
         group: one of `GROUPS`.
         layouts: candidate of the root, or the change of a transform; empty for a frozen operator.
         algorithm: of a convolution, else `direct`.
@@ -148,6 +150,7 @@ def bench_per_op(
         RunFailed: the plan does not build or run.
     """
     plan = LayoutPlan.load(plan_path)
+    check_runs_here(str(plan_path), plan)
     loaded = load_for(model, plan)
     count = threads or plan.threads
     path = str(Path(model).resolve())
@@ -202,6 +205,8 @@ def kernel_times(
     bounds = Bounds(profile, allowance=0.0) if profile is not None else None
     alone: dict[str, float | None] = {op.id: op.measured_us for op in plan.ops}
     alone |= {f"{t.tensor} {t.source}->{t.target}": t.us for t in plan.transforms}
+    alone |= {f.first: f.measured_us for f in plan.fusions}
+    kinds = {op.id: op.kind for op in plan.ops}
     reached = statistics.median(times.peak_gflops) if times.peak_gflops else 0.0
     found = []
     for number, (step, samples) in enumerate(zip(steps, times.steps_us, strict=True)):
@@ -220,7 +225,7 @@ def kernel_times(
                 step=number,
                 function=step.function,
                 ops=step.ops or ((step.tensor,) if step.tensor else ()),
-                kind=facts.kind if facts is not None else TRANSFORM if key is not None else "",
+                kind=_kind(step, kinds),
                 group=_group(step),
                 layouts=str(step.choice) if step.choice is not None else key.candidate if key is not None else "",
                 algorithm=step.choice.algorithm if step.choice is not None else DIRECT,
@@ -243,10 +248,18 @@ def _weight_bytes(step: PlanStep) -> float:
     return step.facts.weight_bytes + extra_weight_bytes(step.facts, step.choice) if step.facts is not None else 0.0
 
 
+def _kind(step: PlanStep, kinds: Mapping[str, str]) -> str:
+    if step.facts is None:
+        return TRANSFORM if step.transform is not None else ""
+    return f"{step.facts.kind}+{kinds[step.second]}" if step.second else step.facts.kind
+
+
 def _group(step: PlanStep) -> str:
     facts = step.facts
     if facts is None:
         return OTHER
+    if step.second:
+        return PAIR
     named = {
         "conv2d_pointwise": POINTWISE,
         "conv2d_depthwise": DEPTHWISE,

@@ -7,13 +7,19 @@ import os
 from pathlib import Path
 from typing import Any
 
-from layoutsearch.bench.per_op import DEPTHWISE, GROUPS, OTHER, POINTWISE, TRANSPOSED, KernelTime, PerOp
+from layoutsearch.bench.per_op import DEPTHWISE, GROUPS, OTHER, PAIR, POINTWISE, TRANSPOSED, KernelTime, PerOp
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.layout.candidate import ALGORITHMS
 from layoutsearch.measure.profile import DeviceProfile
 
 FORMATS = (".png", ".svg")
-_COLOURS = {POINTWISE: "tab:blue", DEPTHWISE: "tab:orange", TRANSPOSED: "tab:purple", OTHER: "0.45"}
+_COLOURS = {
+    POINTWISE: "tab:blue",
+    DEPTHWISE: "tab:orange",
+    PAIR: "tab:red",
+    TRANSPOSED: "tab:purple",
+    OTHER: "0.45",
+}
 _DENSE_COLOUR = "tab:green"
 _MARKERS = ("o", "s", "^")
 _STYLES = (":", "--", "-")  # the last one is of memory

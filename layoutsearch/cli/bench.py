@@ -14,6 +14,7 @@ from rich.table import Table
 
 from layoutsearch.cli.bench_acceptance import acceptance
 from layoutsearch.cli.bench_cost_model import cost_model
+from layoutsearch.cli.bench_externs import externs
 from layoutsearch.cli.bench_per_op import per_op as time_kernels
 from layoutsearch.cli.bench_record import record
 from layoutsearch.cli.bench_search import search
@@ -106,6 +107,7 @@ def _refuse_given(context: click.Context, *names: str) -> None:
 
 bench.add_command(acceptance)
 bench.add_command(cost_model)
+bench.add_command(externs)
 bench.add_command(record)
 bench.add_command(search)
 bench.add_command(solver)

@@ -15,6 +15,9 @@ from rich.console import Console
 
 from layoutsearch.cli.bench import bench
 from layoutsearch.cli.device import device
+from layoutsearch.cli.options import desired_layout_option, extern_option, io_layout_option
+from layoutsearch.cli.plan import plan_command
+from layoutsearch.cli.space import space
 from layoutsearch.errors import LayoutSearchError
 
 # The linear algebra of a search is many small systems: threads only get in each other's way, and in the device's.
@@ -36,6 +39,7 @@ def cli() -> None:
 @click.option("--target", metavar="TARGET", help="TVM target, JSON or 'llvm -mcpu=...'; this CPU by default.")
 @click.option("--threads", type=click.IntRange(1), help="Threads of a kernel; all cores by default.")
 @click.option("--space", type=click.Path(), help="Search-space file; the one shipped for the target by default.")
+@desired_layout_option
 @click.option("--trials", type=click.IntRange(1), default=8, show_default=True, help="Assignments timed whole at most.")
 @click.option(
     "--sampler",
@@ -51,12 +55,8 @@ def cli() -> None:
     show_default=True,
     help="Source of schedules: metaschedule has TVM's search where there is no template, both let them race.",
 )
-@click.option(
-    "--io-layout",
-    multiple=True,
-    metavar="keep|free|NAME=NHWC",
-    help="Layout of an input or output of the compiled module; free: the fastest of every one. Repeatable.",
-)
+@io_layout_option
+@extern_option
 @click.option("--storage", metavar="FILE|URL", help="Of the Optuna study; OUT/study.journal by default.")
 @click.option("--replay", type=click.Path(dir_okay=False), help="A recorded table in the place of the device.")
 @click.option(
@@ -214,13 +214,34 @@ def check(
 @cli.command()
 @click.argument("plan_path", metavar="PLAN", type=click.Path())
 @click.option("--all", "everything", is_flag=True, help="Every kernel, not only those with a choice.")
-def explain(plan_path: str, everything: bool) -> None:
-    """Show what a plan chose, what it costs, and why."""
+@click.option(
+    "--pin", "pins", multiple=True, metavar="OP=LAYOUT", help="What if OP had this layout; as --desired-layout of tune."
+)
+@click.option(
+    "--costs",
+    type=click.Path(dir_okay=False),
+    help="Costs of the plan's run; plan.costs.jsonl.gz beside it by default.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def explain(plan_path: str, everything: bool, pins: tuple[str, ...], costs: str | None, as_json: bool) -> None:
+    """Show what a plan chose, what it costs, and why; with --pin, what other layouts would cost.
+
+    With --pin the exact problem of the run is solved again, from the costs it left beside the plan: no device is
+    needed.
+    """
+    if pins:
+        from layoutsearch.cli.what_if import show_what_if
+
+        show_what_if(plan_path, pins, costs, as_json)
+        return
     from layoutsearch.cli.table import explanation_table
     from layoutsearch.plan.explain import explain as explain_plan
     from layoutsearch.plan.plan import LayoutPlan
 
     explanation = explain_plan(LayoutPlan.load(plan_path))
+    if as_json:
+        click.echo(json.dumps(explanation.to_json()))
+        return
     rows = [row for row in explanation.rows if everything or row.op.choice is not None]
     if rows:
         width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH
@@ -231,6 +252,8 @@ def explain(plan_path: str, everything: bool) -> None:
 
 cli.add_command(bench)
 cli.add_command(device)
+cli.add_command(space)
+cli.add_command(plan_command)
 
 
 def main() -> None:

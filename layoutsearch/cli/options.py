@@ -28,6 +28,25 @@ def metaschedule_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return budget(database(command))
 
 
+extern_option = click.option(
+    "--extern",
+    "externs",
+    type=click.Choice(["onednn"]),
+    multiple=True,
+    help="Library that may compute convolutions beside our kernels.",
+)
+"""`--extern`, with the libraries in `externs`."""
+
+desired_layout_option = click.option(
+    "--desired-layout",
+    "desired_layouts",
+    multiple=True,
+    metavar="OP=DATA[:KERNEL[:OUT]]",
+    help="Layouts an op must have, as nn.conv2d=NHWC:HWIO; also nn.conv2d_depthwise, nn.conv2d_pointwise, default, an "
+    "op's id or name; alternatives by comma; may be repeated, the more specific wins.",
+)
+
+
 def parse_metaschedule(budget: str | None, database: str | None) -> MetaScheduleOptions:
     """What `metaschedule_options` give.
 
@@ -39,6 +58,16 @@ def parse_metaschedule(budget: str | None, database: str | None) -> MetaSchedule
 
     seconds = None if budget is None else parse_duration(budget, "--metaschedule-budget")
     return MetaScheduleOptions(seconds, Path(database).resolve() if database else None)
+
+
+def io_layout_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Layouts of the compiled module's inputs and outputs."""
+    return click.option(
+        "--io-layout",
+        multiple=True,
+        metavar="keep|free|NAME=NHWC",
+        help="Layout of an input or output of the compiled module; free: the fastest of every one. Repeatable.",
+    )(command)
 
 
 def parse_target(text: str | None) -> Any:

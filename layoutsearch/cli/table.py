@@ -8,6 +8,7 @@ from rich import box
 from rich.table import Table
 
 from layoutsearch.layout.candidate import Candidate
+from layoutsearch.layout.scopes import GLOBAL
 from layoutsearch.plan.explain import ExplainRow
 
 
@@ -24,7 +25,8 @@ def explanation_table(rows: Sequence[ExplainRow]) -> Table:
         op = row.op
         name = op.id + (f" +{row.fused}" if row.fused else "")
         transforms = "\n".join(row.transforms)
-        table.add_row(name, _layouts(op.choice), _us(op.predicted_us), _us(op.uniform_us), transforms, op.why)
+        why = "\n".join(filter(None, (op.why, row.joined)))
+        table.add_row(name, _layouts(op.choice), _us(op.predicted_us), _us(op.uniform_us), transforms, why)
     return table
 
 
@@ -32,7 +34,15 @@ def _layouts(choice: Candidate | None) -> str:
     if choice is None:
         return ""
     data = str(choice.data) if choice.data == choice.out else f"{choice.data} > {choice.out}"
-    return data if choice.kernel is None else f"{data}\n{choice.kernel}"
+    lines = [_placed(data, choice.scope)]
+    if choice.kernel is not None:
+        lines.append(_placed(str(choice.kernel), choice.weight_scope))
+    return "\n".join(lines)
+
+
+def _placed(layout: str, scope: str) -> str:
+    """A layout, and on a line of its own the texture it is in."""
+    return layout if scope == GLOBAL else f"{layout}\n  {scope.removeprefix(f'{GLOBAL}.')}"
 
 
 def _us(value: float | None) -> str:

@@ -167,7 +167,8 @@ def _layout_columns(facts: KernelFacts, choice: Candidate | None, machine: Machi
         inner = channels if last == "C" and not layout.is_blocked else layout.block("C") if last == "C" else run
         row[f"{name}_lanes"] = _full(inner, machine.lanes)
         row[f"{name}_channel_lanes"] = _full(channels, machine.lanes)
-    row["winograd"] = float(choice.winograd)
+    # External libraries have neither our tiles nor our loops.
+    row["winograd"] = -1.0 if choice.extern else float(choice.winograd)
     row["changes_layout"] = float(choice.data != choice.out)
     if choice.kernel is not None:
         row["kernel_block_in"] = float(choice.kernel.block("I"))

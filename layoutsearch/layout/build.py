@@ -11,6 +11,7 @@ from tvm import relax
 
 from layoutsearch.errors import ModelError
 from layoutsearch.layout import kinds
+from layoutsearch.layout.external import external_attrs, external_axes
 from layoutsearch.layout.graph import LayoutGraph, Operand, OpNode, TensorInfo, axis_names, required_axes
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.names import Pin, Relation, assign_names
@@ -63,6 +64,7 @@ class _Reader:
         if "main" not in names or not isinstance(module[names["main"]], relax.Function):
             raise ModelError("the module has no Relax function 'main'; pass a module whose entry is called main")
         self.main = module[names["main"]]
+        self.module = module
         self.ids = op_ids(module)
         self.values: dict[relax.Var, _Value] = {}
         self.ops: list[OpNode] = []
@@ -103,6 +105,9 @@ class _Reader:
         is_call = isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op)
         op = value.op.name if is_call else f"{type(value).__name__.lower()}"
         attrs = _plain_attrs(value) if is_call else {}
+        external = external_attrs(self.module, value)
+        if external is not None:
+            op, attrs = kinds.EXTERN_CALL, external
         arguments = value.args if isinstance(value, relax.Call) else [value]
         operands = tuple(o for a in arguments for o in self._value(a).operands)
         role = kinds.role_of(op)
@@ -110,7 +115,7 @@ class _Reader:
             name=var.name,
             id=self.ids.get(var.name, var.name),
             op=op,
-            kind=kind_of(value) if is_call else op,
+            kind=kind_of(value) if is_call or external is not None else op,
             role=role,
             operands=operands,
             results=results,
@@ -180,6 +185,10 @@ def _field_names(attrs: Any) -> list[str]:
 
 
 def _why_frozen(node: OpNode, dataflow: bool) -> str:
+    if node.op == kinds.EXTERN_CALL and not node.attrs["declared"]:
+        return f"external function {node.attrs['function']} declares no layouts"
+    if node.op == kinds.EXTERN_CALL and (len(node.results) != 1 or len(node.operands) != node.attrs["arguments"]):
+        return "an argument is no tensor, or it returns several"
     if not dataflow:
         return "it is bound outside the main dataflow block"
     tensors = [o.info for o in node.operands] + list(node.results)
@@ -203,6 +212,11 @@ def _relations(graph: LayoutGraph) -> tuple[list[Relation], list[Pin]]:
     relations, pins = [], []
     for op in graph.ops:
         if op.role is Role.FROZEN:
+            continue
+        if op.op == kinds.EXTERN_CALL:
+            named = [(o.tensor, n) for o, n in zip(op.operands, external_axes(op), strict=False)]
+            named.append((op.result.name, external_axes(op)[-1]))
+            pins += [Pin(op.name, tensor, names) for tensor, names in named if tensor is not None and names]
             continue
         axes = required_axes(op.op, op.attrs)
         if axes is not None:
@@ -243,6 +257,8 @@ def _named(graph: LayoutGraph, known: Mapping[str, str]) -> LayoutGraph:
         for index, operand in enumerate(operands):
             if operand.tensor is None and len(operand.info.axes) == 4 and op.role is not Role.FROZEN:
                 name = axes[1] if axes and index == 1 else common
+                if op.op == kinds.EXTERN_CALL:
+                    name = external_axes(op)[index] or common
                 operands[index] = Operand(None, replace(operand.info, axes=name))
         frozen = op.name in naming.set_apart
         ops.append(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from layoutsearch.errors import SpaceError
 from layoutsearch.layout import kinds
-from layoutsearch.layout.candidate import DIRECT, WINOGRAD, Candidate
-from layoutsearch.layout.graph import LayoutGraph, OpNode, conv_info
+from layoutsearch.layout.candidate import DIRECT, EXTERN, WINOGRAD, Candidate
+from layoutsearch.layout.graph import LayoutGraph, OpNode, conv_info, declared_choices
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
+from layoutsearch.layout.matching import channels_of
 from layoutsearch.layout.rules import initial_candidate, why_illegal
+from layoutsearch.layout.scopes import GLOBAL
 from layoutsearch.layout.space import Rule, SearchSpace
 
 # A channel count that no block divides still packs by the largest common divisor, if that is worth a vector...
@@ -21,12 +23,30 @@ MIN_DIVISOR = 4
 
 @dataclass(frozen=True)
 class OpSpace:
-    """Candidates of one operator, and what the rule proposed in vain."""
+    """Candidates of one operator.
+
+    Attributes:
+        op: bound variable.
+        rule: name of the rule that decides.
+        candidates: at least one.
+        refused: what the rule proposed in vain, and what is pinned away or forbidden: text and reason.
+        pinned: what pins the operator, in words; empty where it is free.
+        scopes: memory scopes that the rule names for the result; where it names none, an operator that is fused behind
+            another takes that one's.
+    """
 
     op: str
     rule: str
     candidates: tuple[Candidate, ...]
     refused: tuple[tuple[str, str], ...]
+    pinned: str = ""
+    scopes: tuple[str, ...] = ()
+
+    def allows(self, follower: Candidate, *, in_any_scope: bool = False) -> bool:
+        """Whether the operator may be fused behind one whose result is as `follower` says."""
+        if self.scopes and follower.scope not in self.scopes and not in_any_scope:
+            return False
+        return any(c.in_buffers == follower.in_buffers for c in self.candidates)
 
 
 def enumerate_candidates(graph: LayoutGraph, space: SearchSpace) -> dict[str, OpSpace]:
@@ -35,41 +55,79 @@ def enumerate_candidates(graph: LayoutGraph, space: SearchSpace) -> dict[str, Op
     Raises:
         SpaceError: a rule leaves an operator without a legal candidate, or a pattern is not a layout.
     """
-    return {op.name: _op_space(op, space) for op in graph.ops if op.role is not Role.FROZEN}
+    rules = space.rules_for(graph)
+    return {op.name: _op_space(op, rules[op.name], space) for op in graph.ops if op.role is not Role.FROZEN}
 
 
-def _op_space(op: OpNode, space: SearchSpace) -> OpSpace:
-    rule = space.rule_for(op)
+def _op_space(op: OpNode, rules: Sequence[Rule], space: SearchSpace) -> OpSpace:
+    declared = declared_choices(op)
+    if declared:
+        return OpSpace(op.name, "declared", tuple(choice.candidate for choice in declared), ())
+    if not rules:
+        raise SpaceError(
+            f"{space.source}: no rule matches {op.id} ({op.op}); end the file with a rule whose match is {{}}"
+        )
+    rule = rules[0]
     blocks = rule.blocks or space.blocks
     found: dict[Candidate, None] = {}
     refused: list[tuple[str, str]] = []
-    for text, candidate in _proposals(op, rule, blocks, space.source):
-        reason = why_illegal(op, candidate) or _why_no_algorithm(op, candidate)
-        if reason is None:
-            found.setdefault(candidate)
-        else:
-            refused.append((text, reason))
-    for pattern in rule.forbid:
-        for _, candidate in _expand(op, pattern, blocks, space.source):
-            found.pop(candidate, None)
-    if op.role is Role.FLEXIBLE and not rule.pin:
-        found.setdefault(initial_candidate(op))
+    for text, proposed in _proposals(op, rule, blocks, space.source):
+        if proposed.extern and op.op != kinds.CONV:
+            # Libraries are asked for everywhere, and are about convolutions.
+            continue
+        for candidate in _in_scopes(proposed, rule):
+            reason = why_not(op, candidate)
+            if reason is None:
+                found.setdefault(candidate)
+            else:
+                refused.append((str(candidate) if candidate.has_textures else text, reason))
+    why = "; ".join(f"{text}: {reason}" for text, reason in refused[:3])
+    why = why or ("everything is forbidden" if found else "no block of it divides the channels")
+    # What is flexible can always stay as it is.
+    may_stay = op.role is Role.FLEXIBLE and not rule.pin and (GLOBAL in rule.scope or not rule.scope)
+    stays = [initial_candidate(op)] if may_stay else []
+    banned = set(forbidden(op, rule, blocks, space.source))
+    refused += [(str(c), f"forbidden by {rule}") for c in found if c.in_buffers in banned and c not in stays]
+    found = {c: None for c in found if c.in_buffers not in banned}
+    for candidate in stays:
+        found.setdefault(candidate)
     if not found:
-        why = "; ".join(f"{text}: {reason}" for text, reason in refused[:3]) or "everything is forbidden"
-        raise SpaceError(f"{space.source}: rule {rule.name!r} leaves no candidate for {op.id}: {why}")
-    return OpSpace(op.name, rule.name, tuple(found), tuple(refused))
+        raise SpaceError(f"{space.source}: {rule} leaves no candidate for {op.id}: {why}")
+    return OpSpace(op.name, rule.name, tuple(found), tuple(refused), str(rule) if rule.pin else "", rule.scope)
 
 
-def _why_no_algorithm(op: OpNode, candidate: Candidate) -> str | None:
-    """Weights have to be known to be transformed beforehand."""
-    if candidate.winograd and op.operands[1].tensor is not None:
+def forbidden(op: OpNode, rule: Rule, blocks: Sequence[int], source: str) -> list[Candidate]:
+    """What a rule forbids for `op`."""
+    return [candidate for pattern in rule.forbid for _, candidate in expand(op, pattern, blocks, source)]
+
+
+def why_not(op: OpNode, candidate: Candidate) -> str | None:
+    """Why `op` of this model cannot run as `candidate`; None when it can."""
+    return why_illegal(op, candidate) or _why_no_constant(op, candidate)
+
+
+def _in_scopes(proposed: Candidate, rule: Rule) -> Iterator[Candidate]:
+    """The candidate in every memory scope that the rule names, in its order."""
+    weights = rule.weight_scope if proposed.kernel is not None else ()
+    for scope in rule.scope or (GLOBAL,):
+        for weight_scope in weights or (GLOBAL,):
+            yield replace(proposed, scope=scope, weight_scope=weight_scope)
+
+
+def _why_no_constant(op: OpNode, candidate: Candidate) -> str | None:
+    """Weights have to be known to be transformed, or put into textures, beforehand."""
+    if op.op not in kinds.CONVOLUTIONS or op.operands[1].tensor is None:
+        return None
+    if candidate.winograd or candidate.extern:
         return f"{candidate.algorithm} needs constant weights"
+    if candidate.weight_scope != GLOBAL:
+        return f"{candidate.weight_scope} needs constant weights"
     return None
 
 
 def _proposals(op: OpNode, rule: Rule, blocks: Sequence[int], source: str) -> list[tuple[str, Candidate]]:
     if not rule.pin:
-        return [p for pattern in rule.layouts for p in _expand(op, pattern, blocks, source)]
+        return [p for pattern in rule.layouts for p in expand(op, pattern, blocks, source)]
     try:
         if len(rule.pin) > 2:
             pinned = Candidate.of(*rule.pin)
@@ -80,13 +138,13 @@ def _proposals(op: OpNode, rule: Rule, blocks: Sequence[int], source: str) -> li
     return [(",".join(rule.pin), pinned)]
 
 
-def _expand(op: OpNode, pattern: str, blocks: Sequence[int], source: str) -> list[tuple[str, Candidate]]:
+def expand(op: OpNode, pattern: str, blocks: Sequence[int], source: str) -> list[tuple[str, Candidate]]:
     """Every filling of {i}, {o}, {b} and {k}; `A->B:K@G` reads A, writes B, has its kernel in K, is computed by G."""
     named, _, algorithm = pattern.partition("@")
     layouts, _, kernel = named.partition(":")
     data, _, out = layouts.partition("->")
     out = out or data
-    inputs, outputs = _channels(op)
+    inputs, outputs = channels_of(op)
     choices = [("b", math.gcd(inputs, outputs)), ("i", inputs), ("o", outputs)]
     texts = [(data, out, kernel)]
     for letter, channels in choices:
@@ -107,18 +165,6 @@ def _expand(op: OpNode, pattern: str, blocks: Sequence[int], source: str) -> lis
     return found
 
 
-def _channels(op: OpNode) -> tuple[int, int]:
-    if op.op in kinds.CONVOLUTIONS:
-        info = conv_info(op)
-        return info.in_channels, info.out_channels
-    extents = dict(zip(op.result.axes, op.result.shape or (), strict=False))
-    channels = extents.get("C", 1)
-    if op.op in kinds.REDUCTIONS:
-        operand = op.operands[0].info
-        channels = dict(zip(operand.axes, operand.shape or (), strict=False)).get("C", 1)
-    return channels, channels
-
-
 def _fitting(channels: int, blocks: Sequence[int], letter: str) -> list[int]:
     fit = [b for b in blocks if channels % b == 0]
     if fit:
@@ -137,6 +183,8 @@ def _candidate(
         return Candidate.of(data.name, None, out.name, algorithm or DIRECT)
     if algorithm in WINOGRAD:
         weights = kernel or _winograd_layout(op, blocks)
+    elif algorithm in EXTERN:
+        weights = kernel or "OIHW"
     else:
         weights = kernel or kernel_layout(op, data, out).name
     return Candidate.of(data.name, weights, out.name, algorithm or DIRECT)
@@ -187,8 +235,9 @@ def nearest(candidates: Sequence[Candidate], wanted: Layout) -> Candidate:
     has none is unblocked. Of algorithms, the direct one.
     """
 
-    def distance(candidate: Candidate) -> tuple[int, int, int]:
-        return (_miss(candidate.data, wanted), _miss(candidate.out, wanted), len(str(candidate)))
+    def distance(candidate: Candidate) -> tuple[int, int, bool, int]:
+        misses = (_miss(candidate.data, wanted), _miss(candidate.out, wanted))
+        return (*misses, candidate.algorithm != DIRECT, len(str(candidate)))
 
     return min(candidates, key=distance)
 
@@ -208,8 +257,10 @@ def _miss(layout: Layout, wanted: Layout) -> int:
 def uniform_layouts(spaces: Sequence[OpSpace]) -> list[Layout]:
     """The layouts a uniform assignment may be made of: every result layout of any convolution, NCHW first."""
     seen: dict[Layout, None] = {Layout("NCHW"): None}
+    # Layouts that only a library knows are none for the rest of the model, unless it computes all of it.
+    own = any(c.kernel is not None and not c.extern for space in spaces for c in space.candidates)
     for space in spaces:
         for candidate in space.candidates:
-            if candidate.kernel is not None and candidate.data == candidate.out:
+            if candidate.kernel is not None and candidate.data == candidate.out and not (own and candidate.extern):
                 seen.setdefault(candidate.out)
     return list(seen)

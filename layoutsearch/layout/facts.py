@@ -156,6 +156,8 @@ def _window(op: OpNode) -> tuple[int, int]:
 
 
 def _flops(op: OpNode) -> int:
+    if op.op == kinds.EXTERN_CALL:
+        return 0
     made = sum(math.prod(t.shape or ()) for t in op.results)
     conv = _conv_facts(op)
     if conv is not None:

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from layoutsearch.layout import kinds
+from layoutsearch.layout.declared import Declared
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
 
@@ -131,6 +132,11 @@ class LayoutGraph:
     def anchors(self) -> tuple[OpNode, ...]:
         """Operators whose kernel depends on the layout and that are free to choose it."""
         return tuple(op for op in self.ops if op.role is Role.ANCHOR)
+
+
+def declared_choices(op: OpNode) -> tuple[Declared, ...]:
+    """The choices of a call of an external function; empty for every other operator."""
+    return tuple(op.attrs["declared"]) if op.op == kinds.EXTERN_CALL else ()
 
 
 @dataclass(frozen=True)

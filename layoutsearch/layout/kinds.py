@@ -23,9 +23,13 @@ CONV_TRANSPOSE = "relax.nn.conv2d_transpose"
 CONVOLUTIONS = frozenset({CONV, CONV_TRANSPOSE})
 CONV_WINOGRAD = "layoutsearch.conv2d_winograd"
 """`CONV` by Winograd's algorithm, in converted modules only: its weights are transformed."""
+CONV_EXTERN = "layoutsearch.conv2d_onednn"
+"""`CONV` by an external library, in converted modules only: its weights are packed."""
+EXTERN_CALL = "layoutsearch.extern"
+"""A call of a function that a code generator of the user's makes."""
 POOLS = frozenset({"relax.nn.max_pool2d", "relax.nn.avg_pool2d", "relax.nn.adaptive_avg_pool2d"})
 RESIZE = "relax.image.resize2d"
-ANCHORS = CONVOLUTIONS | POOLS | {RESIZE}
+ANCHORS = CONVOLUTIONS | POOLS | {RESIZE, EXTERN_CALL}
 
 CONCAT = "relax.concat"
 SPLIT = "relax.split"

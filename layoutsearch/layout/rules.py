@@ -11,13 +11,17 @@ from collections.abc import Callable, Mapping
 from layoutsearch.layout import kinds
 from layoutsearch.layout.border import ORIGINAL, Border
 from layoutsearch.layout.candidate import DIRECT, Assignment, Candidate
-from layoutsearch.layout.graph import LayoutGraph, OpNode, TensorInfo, conv_info
+from layoutsearch.layout.declared import Declared
+from layoutsearch.layout.graph import LayoutGraph, OpNode, TensorInfo, conv_info, declared_choices
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
+from layoutsearch.layout.scopes import GLOBAL, why_no_scope
 
 
 def initial_candidate(op: OpNode) -> Candidate:
-    """The operator's original layouts as a candidate."""
+    """The operator's original layouts as a candidate; of an external function the first that it declares."""
+    if declared_choices(op):
+        return declared_choices(op)[0].candidate
     out = (op.result.initial if op.results else None) or Layout("A")
     if op.op in kinds.CONVOLUTIONS and op.operands[0].info.axes and op.operands[1].info.axes:
         return Candidate(Layout(op.operands[0].info.axes), Layout(op.operands[1].info.axes), out)
@@ -32,6 +36,9 @@ def operand_layouts(op: OpNode, choice: Candidate | None) -> tuple[Layout | None
     """Layout of every (flattened) tensor operand under `choice`; None for scalars. `choice` None means frozen."""
     if choice is None or op.role is Role.FROZEN:
         return tuple(o.info.initial for o in op.operands)
+    if op.op == kinds.EXTERN_CALL:
+        declared = declared_choice(op, choice)
+        return tuple(declared.param(i) or o.info.initial for i, o in enumerate(op.operands))
     if op.op in kinds.CONVOLUTIONS:
         rest = tuple(o.info.initial for o in op.operands[2:])
         return (choice.data, choice.kernel, *rest)
@@ -44,7 +51,15 @@ def result_layouts(op: OpNode, choice: Candidate | None) -> tuple[Layout | None,
         return tuple(t.initial for t in op.results)
     if op.op in kinds.REDUCTIONS and not op.attrs["keepdims"]:
         return tuple(t.initial for t in op.results)
+    if op.op == kinds.EXTERN_CALL:
+        destination = declared_choice(op, choice).destination
+        return tuple(destination or t.initial for t in op.results)
     return tuple(choice.out for _ in op.results)
+
+
+def declared_choice(op: OpNode, choice: Candidate) -> Declared:
+    """What an external function declared as `choice`."""
+    return next(declared for declared in declared_choices(op) if declared.candidate == choice)
 
 
 def _follow(layout: Layout, info: TensorInfo, op: OpNode) -> Layout | None:
@@ -69,6 +84,35 @@ def why_illegal(op: OpNode, choice: Candidate) -> str | None:
     """Why `op` cannot run as `choice`, or None when it can."""
     if op.role is Role.FROZEN:
         return f"{op.op} is frozen: {op.why_frozen or 'it has no layout inference'}"
+    return _why_no_layouts(op, choice) or _why_no_scopes(op, choice)
+
+
+def _why_no_scopes(op: OpNode, choice: Candidate) -> str | None:
+    """In which memory the result and the weights cannot be."""
+    if not choice.has_textures:
+        return None
+    if choice.winograd or choice.extern or op.op == kinds.EXTERN_CALL:
+        return f"{choice.algorithm if op.op != kinds.EXTERN_CALL else 'an external function'} runs in buffers only"
+    tensors = [
+        (choice.scope, layout, info) for layout, info in zip(result_layouts(op, choice), op.results, strict=True)
+    ]
+    if choice.scope != GLOBAL and len(tensors) != 1:
+        return f"{op.op} has {len(tensors)} results, which are buffers"
+    if choice.weight_scope != GLOBAL and choice.kernel is None:
+        return f"{op.op} has no weights"
+    if choice.kernel is not None:
+        tensors.append((choice.weight_scope, choice.kernel, op.operands[1].info))
+    for scope, layout, info in tensors:
+        reason = why_no_scope(scope, layout, info.shape, info.axes, info.dtype) if layout is not None else None
+        if reason is not None:
+            return reason
+    return None
+
+
+def _why_no_layouts(op: OpNode, choice: Candidate) -> str | None:
+    if op.op == kinds.EXTERN_CALL:
+        known = [declared.candidate for declared in declared_choices(op)]
+        return None if choice in known else f"external function {op.attrs['function']} declares no {choice}"
     if op.op in kinds.CONVOLUTIONS:
         return _why_conv(op, choice)
     if choice.kernel is not None or choice.data != choice.out:
@@ -113,7 +157,16 @@ def _why_conv(op: OpNode, choice: Candidate) -> str | None:
         reason = _why_not(layout, info)
         if reason is not None:
             return reason
+    if choice.extern:
+        return _why_not_extern(op, choice)
     return _why_not_winograd(op, choice) if choice.winograd else _why_conv_blocks(op, choice)
+
+
+def _why_not_extern(op: OpNode, choice: Candidate) -> str | None:
+    """What all external libraries have in common; the library itself says what else it cannot do."""
+    if op.op != kinds.CONV or op.result.dtype != "float32" or op.operands[0].info.dtype != "float32":
+        return f"{choice.algorithm} is for conv2d of float32"
+    return None if str(choice.kernel) == "OIHW" else f"{choice.algorithm} packs weights from OIHW, not {choice.kernel}"
 
 
 # Fewer channels than half a vector of AVX-512 leave most of a vector idle in every step.
@@ -127,7 +180,7 @@ def _why_not_winograd(op: OpNode, choice: Candidate) -> str | None:
         return f"kernel layout {choice.kernel} blocks another axis than I and O"
     info = conv_info(op)
     if op.op != kinds.CONV or info.kernel != (3, 3) or info.strides != (1, 1) or info.dilation != (1, 1):
-        return f"{choice.algorithm} is for 3x3 convolutions of stride and dilation 1"
+        return f"no {choice.algorithm} kernel for {_geometry(op)}: it is for 3x3 convolutions of stride and dilation 1"
     if info.groups != 1 or info.in_channels % _WINOGRAD_CHANNELS or info.out_channels % _WINOGRAD_CHANNELS:
         return f"{choice.algorithm} needs one group and channels in multiples of {_WINOGRAD_CHANNELS}"
     if op.result.dtype != "float32" or op.operands[0].info.dtype != "float32":
@@ -136,6 +189,18 @@ def _why_not_winograd(op: OpNode, choice: Candidate) -> str | None:
         if layout.axes[-1].letter.upper() != "C":
             return f"{choice.algorithm} needs channels innermost, not {layout}"
     return None
+
+
+def _geometry(op: OpNode) -> str:
+    info, words = conv_info(op), []
+    if op.op != kinds.CONV:
+        words.append(op.op.rpartition(".")[2])
+    if info.kernel != (3, 3):
+        words.append("{}x{}".format(*info.kernel))
+    for name, (y, x) in (("stride", info.strides), ("dilation", info.dilation)):
+        if (y, x) != (1, 1):
+            words.append(f"{name} {y}" if y == x else f"{name} {y}x{x}")
+    return ", ".join(words)
 
 
 def _why_conv_blocks(op: OpNode, choice: Candidate) -> str | None:
@@ -151,8 +216,10 @@ def _why_conv_blocks(op: OpNode, choice: Candidate) -> str | None:
             return f"a depthwise convolution has one block for data, kernel and result, not {choice}"
         return None
     # Weights beside unblocked data may be blocked all the same: a vector of output channels is then contiguous.
-    if (i > 1 and ki != i) or (o > 1 and ko != o):
-        return f"the kernel's blocks {ki}i{ko}o are not the data's {i} and the result's {o}"
+    if (i > 1 and ki not in (1, i)) or (o > 1 and ko != o):
+        axes = "".join(a.letter for a in choice.kernel.axes if not a.is_inner)
+        expected = axes + (f"{i}i" if i > 1 else "") + (f"{o}o" if o > 1 else "")
+        return f"the kernel's blocks {ki}i{ko}o are not the data's {i} and the result's {o}, as in {expected}"
     inputs, outputs = info.in_channels // info.groups, info.out_channels // info.groups
     if info.groups > 1 and (inputs % max(i, ki) or outputs % max(o, ko)):
         return f"a block of {choice} crosses the groups"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -15,27 +14,18 @@ from typing import Any
 import jsonschema
 
 from layoutsearch.errors import SpaceError
-from layoutsearch.layout import kinds
-from layoutsearch.layout.graph import OpNode, conv_info
+from layoutsearch.layout.graph import LayoutGraph
+from layoutsearch.layout.matching import MATCH_SCHEMA, matching
+from layoutsearch.layout.scopes import SCOPES
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-_RANGE = {
-    "anyOf": [
-        {"type": "integer"},
-        {
-            "type": "object",
-            "properties": {"min": {"type": "integer"}, "max": {"type": "integer"}},
-            "additionalProperties": False,
-        },
-    ]
-}
-_PAIR = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
 _LAYOUTS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 _BLOCKS = {"type": "array", "items": {"type": "integer", "minimum": 2}, "minItems": 1}
+_SCOPES = {"anyOf": [{"enum": list(SCOPES)}, {"type": "array", "items": {"enum": list(SCOPES)}, "minItems": 1}]}
 _SCHEMA = {
     "type": "object",
     "required": ["target", "rule"],
@@ -64,27 +54,13 @@ _SCHEMA = {
                 "additionalProperties": False,
                 "properties": {
                     "name": {"type": "string"},
-                    "match": {
-                        "type": "object",
-                        "additionalProperties": False,
-                        "properties": {
-                            "op": {"type": "string"},
-                            "kind": {"type": "string"},
-                            "id": {"type": "string"},
-                            "depthwise": {"type": "boolean"},
-                            "pointwise": {"type": "boolean"},
-                            "grouped": {"type": "boolean"},
-                            "kernel": _PAIR,
-                            "stride": _PAIR,
-                            "dilation": _PAIR,
-                            "in_channels": _RANGE,
-                            "out_channels": _RANGE,
-                        },
-                    },
+                    "match": MATCH_SCHEMA,
                     "layouts": _LAYOUTS,
                     "pin": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 4},
                     "forbid": _LAYOUTS,
                     "blocks": _BLOCKS,
+                    "scope": _SCOPES,
+                    "weight_scope": _SCOPES,
                 },
             },
         },
@@ -97,7 +73,8 @@ class Rule:
     """One rule.
 
     `layouts` and `forbid` are patterns such as `NCHW{i}c->NCHW{o}c` or `NHWC:HWOI16o@winograd4`, `pin` is one exact
-    candidate.
+    candidate. Each comes in every `scope` of the result and `weight_scope` of the weights that are named and can be; in
+    buffers where none is named.
     """
 
     name: str
@@ -106,10 +83,15 @@ class Rule:
     pin: tuple[str, ...] = ()
     forbid: tuple[str, ...] = ()
     blocks: tuple[int, ...] | None = None
+    scope: tuple[str, ...] = ()
+    weight_scope: tuple[str, ...] = ()
 
-    def matches(self, op: OpNode) -> bool:
-        """Whether the rule is about `op`."""
-        return all(_MATCHERS[key](op, value) for key, value in self.match.items())
+    def matches(self, graph: LayoutGraph) -> frozenset[str]:
+        """Bound variables of the operators that the rule is about."""
+        return matching(graph, self.match)
+
+    def __str__(self) -> str:
+        return f"rule {self.name!r}"
 
 
 @dataclass(frozen=True)
@@ -122,18 +104,17 @@ class SearchSpace:
     kind: str
     feature: str | None = None
 
-    def rule_for(self, op: OpNode) -> Rule:
-        """The first rule that matches.
+    def rules_for(self, graph: LayoutGraph) -> dict[str, tuple[Rule, ...]]:
+        """The rules that match each operator, by bound variable; the first one decides."""
+        matched = [(rule, rule.matches(graph)) for rule in self.rules]
+        return {op.name: tuple(rule for rule, names in matched if op.name in names) for op in graph.ops}
 
-        Raises:
-            SpaceError: none does.
-        """
-        for rule in self.rules:
-            if rule.matches(op):
-                return rule
-        raise SpaceError(
-            f"{self.source}: no rule matches {op.id} ({op.op}); end the file with a rule whose match is {{}}"
-        )
+
+def with_library(space: SearchSpace, name: str, patterns: Sequence[str]) -> SearchSpace:
+    """`space` with the layouts in which external library `name` computes operators, wherever nothing is pinned."""
+    more = tuple(f"{pattern}@{name}" for pattern in patterns)
+    rules = tuple(r if r.pin else replace(r, layouts=tuple(dict.fromkeys((*r.layouts, *more)))) for r in space.rules)
+    return replace(space, rules=rules)
 
 
 def load_space(path: str | Path) -> SearchSpace:
@@ -171,12 +152,19 @@ def parse_space(text: str, source: str) -> SearchSpace:
                 pin=tuple(entry.get("pin", ())),
                 forbid=tuple(entry.get("forbid", ())),
                 blocks=tuple(entry["blocks"]) if "blocks" in entry else None,
+                scope=_scopes(entry, "scope"),
+                weight_scope=_scopes(entry, "weight_scope"),
             )
         )
     target = data["target"]
     return SearchSpace(
         source, tuple(target["blocks"]), tuple(rules), target["match"]["kind"], target["match"].get("feature")
     )
+
+
+def _scopes(entry: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    given = entry.get(key, ())
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def builtin_space(kind: str, has_feature: Callable[[str], bool]) -> SearchSpace:
@@ -230,29 +218,3 @@ def _line(text: str, pattern: str, start: int = 1, count: int = 1) -> int:
             if count == 0:
                 return number
     return start
-
-
-def _in_range(value: int, wanted: Any) -> bool:
-    if isinstance(wanted, int):
-        return value == wanted
-    return wanted.get("min", value) <= value <= wanted.get("max", value)
-
-
-def _conv(test: Callable[[Any, Any], bool]) -> Callable[[OpNode, Any], bool]:
-    """A test of a convolution's geometry; false for every other operator."""
-    return lambda op, wanted: op.op in kinds.CONVOLUTIONS and test(conv_info(op), wanted)
-
-
-_MATCHERS: Mapping[str, Callable[[OpNode, Any], bool]] = {
-    "op": lambda op, wanted: op.op in (wanted, f"relax.{wanted}"),
-    "kind": lambda op, wanted: op.kind == wanted,
-    "id": lambda op, wanted: fnmatch.fnmatchcase(op.id, wanted),
-    "depthwise": _conv(lambda c, wanted: c.depthwise == wanted),
-    "pointwise": _conv(lambda c, wanted: (c.kernel == (1, 1) and c.groups == 1) == wanted),
-    "grouped": _conv(lambda c, wanted: (c.groups > 1 and not c.depthwise) == wanted),
-    "kernel": _conv(lambda c, wanted: c.kernel == tuple(wanted)),
-    "stride": _conv(lambda c, wanted: c.strides == tuple(wanted)),
-    "dilation": _conv(lambda c, wanted: c.dilation == tuple(wanted)),
-    "in_channels": _conv(lambda c, wanted: _in_range(c.in_channels, wanted)),
-    "out_channels": _conv(lambda c, wanted: _in_range(c.out_channels, wanted)),
-}

@@ -13,6 +13,7 @@ from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.graph import OpNode
 from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.rules import operand_layouts, result_layouts
+from layoutsearch.materialize.externs import proxy_attrs
 from layoutsearch.materialize.objects import infer_output
 
 
@@ -28,6 +29,8 @@ def answer(call: relax.Call, op: OpNode, choice: Candidate) -> Any:
         for layout, t in zip(result_layouts(op, choice), op.results, strict=True)
     )
     outputs = [_nest(call.ty, made)]
+    if op.op == kinds.EXTERN_CALL:
+        return infer_output(inputs, outputs, proxy_attrs(call, op, result_layouts(op, choice)[0]))
     rewrite = _REWRITES.get(op.op)
     changed, new_args = rewrite(call, op, choice) if rewrite is not None else ({}, {})
     return infer_output(inputs, outputs, _with(call.attrs, changed), new_args)

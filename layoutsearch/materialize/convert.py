@@ -6,6 +6,8 @@ answers from the assignment, `resolve` checks what it inserted and makes one tra
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import tvm
 from tvm import relax
 
@@ -16,6 +18,7 @@ from layoutsearch.layout.graph import LayoutGraph
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.rules import check_assignment, made_layouts
 from layoutsearch.materialize.answers import answer, view_answer
+from layoutsearch.materialize.externs import put_back, set_apart
 from layoutsearch.materialize.inference import layout_inference
 from layoutsearch.materialize.objects import infer_output
 from layoutsearch.materialize.prepare import is_step, prepare
@@ -43,9 +46,11 @@ def materialize(
         name, reason = problems[0]
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise InfeasibleError(f"{name}: {reason}{more}")
+    module, functions = set_apart(module, graph)
     prepared = prepare(module, graph, assignment)
     converted = _convert(prepared, graph, assignment)
     result = resolve(converted, graph, assignment, border)
+    result = replace(result, module=put_back(result.module, functions, graph, assignment))
     verify_layouts(result.module, graph, assignment)
     verify_border(result.module, graph, border)
     return result

@@ -9,6 +9,7 @@ from tvm import relax
 
 from layoutsearch.errors import MaterializeError
 from layoutsearch.layout import kinds
+from layoutsearch.layout.declare import is_external
 from layoutsearch.materialize.fuse import kernel_function
 from layoutsearch.materialize.writer import main_of
 
@@ -19,6 +20,7 @@ class Extractor:
     """Takes operators out of one canonical module."""
 
     def __init__(self, canonical: tvm.IRModule) -> None:
+        self._functions = {g: f for g, f in canonical.functions_items() if is_external(f)}
         self._bindings = {b.var.name: b for block in main_of(canonical).body.blocks for b in block.bindings}
 
     def extract(self, names: Sequence[str]) -> tuple[tvm.IRModule, dict[str, str]]:
@@ -40,7 +42,9 @@ class Extractor:
         bindings = [b for name, b in self._bindings.items() if name in views or name in names]
         function, args = kernel_function(bindings, views)
         function = function.with_attr("global_symbol", "main")
-        module = tvm.IRModule({tvm.ir.GlobalVar("main"): function})
+        called = {b.value.op for b in bindings if isinstance(b.value, relax.Call)}
+        external = {g: f for g, f in self._functions.items() if g in called}
+        module = tvm.IRModule({tvm.ir.GlobalVar("main"): function, **external})
         read = {p.name: a.name for p, a in zip(function.params, args, strict=True) if isinstance(a, relax.Var)}
         return module, read
 

@@ -104,7 +104,7 @@ def _fusion_ops(bindings: Sequence[relax.Binding]) -> list[FusionOp]:
 
 def _operator(value: relax.Call) -> str:
     """Name of the operator, as of the canonical module: a kernel's operators do not depend on its algorithm."""
-    return kinds.CONV if value.op.name == kinds.CONV_WINOGRAD else value.op.name
+    return kinds.CONV if value.op.name in (kinds.CONV_WINOGRAD, kinds.CONV_EXTERN) else value.op.name
 
 
 def _static(ty: relax.TensorType) -> bool:

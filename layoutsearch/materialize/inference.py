@@ -19,6 +19,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from layoutsearch.layout import kinds
 from layoutsearch.layout.graph import axis_names
 from layoutsearch.layout.layout import Layout
 from layoutsearch.materialize.objects import (
@@ -48,7 +49,7 @@ def layout_inference(answers: Answers | None = None) -> Iterator[None]:
     try:
         for name in tvm.ir.Op.list_op_names():
             op = tvm.ir.Op.get(name)
-            if not name.startswith("relax.") or name in _SKIPPED:
+            if not name.startswith(("relax.", kinds.EXTERN_CALL)) or name in _SKIPPED:
                 continue
             original = inference_of(op)
             if original is None and answers is None:

@@ -20,6 +20,7 @@ from layoutsearch.layout.graph import LayoutGraph, Operand, OpNode
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.rules import made_layouts, operand_layouts
+from layoutsearch.materialize.library import library
 from layoutsearch.materialize.moves import is_move, logical_index, move, move_array, moved_index, physical_index
 from layoutsearch.materialize.winograd import transformed_weights, winograd_call
 from layoutsearch.materialize.writer import FunctionWriter, main_of, with_main
@@ -193,6 +194,8 @@ class _Resolution:
             call = relax.Call(value.op, args, value.attrs, value.ty_args)
             if choice.winograd:
                 call = winograd_call(value, args[0], self._transformed(args[1], op, choice))
+            elif choice.extern:
+                call = self._external(call, op, choice)
             new = self.writer.bind(op.name, call)
         self.refs[var] = self._stored(new, op.name)
 
@@ -200,6 +203,14 @@ class _Resolution:
         """The weights of a Winograd convolution; those of a variable by a call in front."""
         weights = transformed_weights(kernel, choice)
         return self.writer.bind(f"{op.name}__weights", weights) if isinstance(weights, relax.Call) else weights
+
+    def _external(self, call: relax.Call, op: OpNode, choice: Candidate) -> relax.Call:
+        """The convolution by an external library, its weights packed; those of a variable by a call in front."""
+        backend, (data, kernel) = library(choice.extern), call.args
+        weights = backend.packed_weights(call, data, kernel)
+        if isinstance(weights, relax.Call):
+            weights = self.writer.bind(f"{op.name}__weights", weights)
+        return backend.conv_call(call, data, weights, tuple(int(s) for s in kernel.ty.shape.values))
 
     def _argument(self, expr: relax.Expr, op: OpNode, wanted: object) -> relax.Expr:
         if isinstance(expr, relax.Tuple) and all(isinstance(f.ty, relax.TensorType) for f in expr.fields):

@@ -92,7 +92,14 @@ def _used(graph: LayoutGraph) -> set[str]:
 
 
 def _algorithm(call: relax.Call, op: OpNode, assignment: Assignment) -> list[Mismatch]:
-    wanted = kinds.CONV_WINOGRAD if assignment[op.name].winograd else op.op
+    choice = assignment[op.name]
+    if op.op == kinds.EXTERN_CALL:
+        # Its operands are compared below; here, that the function it calls takes and makes just those.
+        types = [str(a.ty) for a in call.args] + [str(call.ty)]
+        function = call.op.ty if isinstance(call.op, tvm.ir.GlobalVar) else None
+        takes = [str(ty) for ty in (*function.params, function.ret)] if function is not None else []
+        return [] if takes == types else [Mismatch(op.name, "the function", ", ".join(types), ", ".join(takes))]
+    wanted = kinds.CONV_WINOGRAD if choice.winograd else kinds.CONV_EXTERN if choice.extern else op.op
     return [] if call.op.name == wanted else [Mismatch(op.name, "the operator", wanted, call.op.name)]
 
 
@@ -140,8 +147,11 @@ def planned_shape(
 ) -> tuple[int, ...] | None:
     """Shape in memory of an operand or result of an operator that runs as `choice`; None where it is not static.
 
-    `is_kernel` is for the weights of a convolution, which Winograd's algorithms have transformed.
+    `is_kernel` is for the weights of a convolution, which Winograd's algorithms have transformed, and external
+    libraries pack as they like: None.
     """
+    if is_kernel and choice is not None and choice.extern:
+        return None
     if info.shape is None or layout is None:
         return info.shape
     logical = info.shape

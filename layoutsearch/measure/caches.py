@@ -29,7 +29,7 @@ def describe_caches(
 
     Returns:
         For each level its number, the bytes of one cache that a program can count on (of a third level within a virtual
-        machine a quarter) and how many of them there are; empty where nothing is said.
+        machine a quarter), those it has (`whole`) and how many of them there are; empty where nothing is said.
     """
     if cpus is None:
         if not hasattr(os, "sched_getaffinity"):
@@ -52,6 +52,7 @@ def describe_caches(
         {
             "level": level,
             "bytes": max(caches.values()) // (guests if level >= _SHARED_LEVEL else 1),
+            "whole": max(caches.values()),
             "count": len(caches),
         }
         for level, caches in sorted(found.items())

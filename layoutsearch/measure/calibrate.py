@@ -6,7 +6,7 @@ import json
 import random
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -130,8 +130,8 @@ def _calibrate(
     order: random.Random,
 ) -> DeviceProfile:
     identity = device.identity()
-    capacities, memory = _told(device)
-    capacity = _buffer_bytes(capacities, memory, device.threads)
+    capacities, whole, memory = _told(device)
+    capacity = _buffer_bytes(whole, memory, device.threads)
     tell("building probes")
     library = str(folder / "probes.so")
     build_probes(probes, capacity // STREAM_BYTES, target, library)
@@ -150,7 +150,7 @@ def _calibrate(
         features=identity.features,
         threads=identity.threads,
         peak_gflops=rounds.peaks(device.threads),
-        levels=rounds.levels(capacities, cold_gb_s),
+        levels=rounds.levels(capacities, cold_gb_s, whole),
         call_us=call_us,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         target=target_text(target),
@@ -165,21 +165,25 @@ def _silent(_line: str) -> None:
     pass
 
 
-def _told(device: Device) -> tuple[list[int] | None, int]:
-    """Caches that all threads together have, fastest first, and free memory, in bytes; None and 0 where nobody says."""
+def _told(device: Device) -> tuple[list[int] | None, int, int]:
+    """What the device says, in bytes: caches that all threads together can count on, fastest first (None where it says
+    nothing), the whole of the last one, and free memory (0 where it says nothing)."""
     session = device.session(_ANSWER_S)
     with session.deadline(_ANSWER_S):
         describe = session.function(IDENTITY)
         said = json.loads(describe()) if describe is not None else {}
-    caches = [c["bytes"] * min(c["count"], device.threads) for c in said.get("caches", [])]
+    told = said.get("caches", [])
+    caches = [c["bytes"] * min(c["count"], device.threads) for c in told]
+    whole = max((c.get("whole", c["bytes"]) * min(c["count"], device.threads) for c in told), default=0)
     # Slices of a cluster are told like caches of their own; a level that holds no more than the one before is none.
     growing = [size for i, size in enumerate(caches) if size > max(caches[:i], default=0)]
-    return growing or None, int(said.get("memory", 0))
+    return growing or None, whole, int(said.get("memory", 0))
 
 
-def _buffer_bytes(capacities: Sequence[int] | None, memory: int, threads: int) -> int:
-    """Size of each of the two buffers: four times the last cache, within reason."""
-    wanted = 4 * capacities[-1] if capacities else _UNTOLD_BYTES
+def _buffer_bytes(whole: int, memory: int, threads: int) -> int:
+    """Size of each of the two buffers: four times the whole last cache, within reason. A guest counts on a part of it
+    only, but may have all of it while its neighbours rest, and would take it for memory."""
+    wanted = 4 * whole if whole else _UNTOLD_BYTES
     limits = [_LARGEST_BYTES, *([memory // 4] if memory else [])]
     return max(SMALLEST_BYTES * threads, min(wanted, *limits)) // 4096 * 4096
 

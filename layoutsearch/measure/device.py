@@ -20,7 +20,7 @@ from layoutsearch.measure.kernels import KernelCall
 from layoutsearch.measure.operand_state import PREPARE
 from layoutsearch.measure.results import WARMUP, DeviceFailed, Measurement, RunFailed, Status
 from layoutsearch.measure.server_functions import IDENTITY
-from layoutsearch.measure.session import Session, connect
+from layoutsearch.measure.session import CPU, Session, connect
 from layoutsearch.measure.tracker import TrackerClient
 from layoutsearch.targets import architecture, architecture_of
 
@@ -107,6 +107,7 @@ class Device:
         self._session: Session | None = None
         self._identity: DeviceIdentity | None = None
         self._places_operands: bool | None = None
+        self._kind = CPU
         self._closed = False
         self._lock = threading.RLock()
 
@@ -166,8 +167,10 @@ class Device:
     def check_target(self, target: tvm.target.Target) -> None:
         """Refuse a target whose instruction set is not the device's; passes where the device cannot tell.
 
+        From here on, kernels and models run on the target's kind of device: a CPU, or a GPU beside it.
+
         Raises:
-            DeviceError: with both instruction sets.
+            DeviceError: with both instruction sets; or the device's TVM has no runtime for this kind.
         """
         session = self.session(_ANSWER_S)
         with session.deadline(_ANSWER_S):
@@ -179,6 +182,13 @@ class Device:
                 f"device {self.key!r} is {have} and cannot run code for {wanted}: give --rpc HOST:PORT --device-key "
                 f"KEY of a device that is {wanted}, or a --target or plan for {have}"
             )
+        self._kind = CPU if target.kind.name == "llvm" else target.kind.name
+        if self._kind != CPU and not self.has_function(f"device_api.{self._kind}"):
+            raise DeviceError(
+                f"device {self.key!r} cannot run {self._kind}: give --rpc HOST:PORT --device-key KEY of a device whose "
+                f"TVM runtime has it (TVM's own RPC app, built with USE_{self._kind.upper()}=ON)"
+            )
+        session.kind = self._kind
 
     def has_function(self, name: str) -> bool:
         """True if the device's runtime registers a global function `name`."""
@@ -259,6 +269,7 @@ class Device:
             if self._closed:
                 raise DeviceFailed(Status.NO_DEVICE, f"device {self.key!r} was closed; open it again")
             session = self._source.open(max(limit_s, 2 * need_s))
+            session.kind = self._kind
             try:
                 self._set_threads(session)
                 self._compare_servers(session)

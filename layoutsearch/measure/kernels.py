@@ -15,7 +15,7 @@ import tvm
 
 from layoutsearch.measure.operand_state import PREPARE
 from layoutsearch.measure.results import DeviceFailed, Measurement, RunFailed, Status
-from layoutsearch.measure.session import Session
+from layoutsearch.measure.session import CPU, Session
 
 if TYPE_CHECKING:
     from layoutsearch.measure.device import Device
@@ -29,10 +29,11 @@ _MAX_BUFFER_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape (physical, in elements) and dtype of one argument."""
+    """Shape (physical, in elements), dtype and memory scope of one argument."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
+    scope: str = "global"
 
     @property
     def nbytes(self) -> int:
@@ -73,6 +74,7 @@ def time_kernels(
     """Upload a library once and time each call `repeat` times after `warmup` runs that do not count.
 
     With `flush`, the arguments of each call are where they are within a model before each run; see `operand_state`.
+    Only CPUs do that.
     A call that crashes is tried once more; one that crashes again, hangs beyond `timeout_s` or raises is a typed
     failure, and the calls after it are still measured. When the device is gone, all calls from there on are
     infrastructure failures.
@@ -144,10 +146,10 @@ def _time_call(
         # The evaluator makes one run of its own before the first that it counts.
         evaluate = module.time_evaluator(
             call.function,
-            session.cpu,
+            session.place,
             number=1,
             repeat=warmup - 1 + repeat,
-            f_preproc=_flush_function(session, module, call) if flush else "",
+            f_preproc=_flush_function(session, module, call) if flush and session.kind == CPU else "",
         )
         seconds = evaluate(*args).results
     return tuple(s * 1e6 for s in seconds[warmup - 1 :])
@@ -185,8 +187,14 @@ def _buffers(session: Session, specs: Sequence[TensorSpec]) -> list[Any]:
 def _new_tensor(session: Session, spec: TensorSpec) -> Any:
     """Random floats made on the device, small and of both signs so that sums neither saturate nor grow.
 
-    Zeros for anything but float32, since random integers are wild indices.
+    Zeros for anything but float32, since random integers are wild indices. For other devices than CPUs they are made
+    here and sent.
     """
+    if session.kind != CPU:
+        array = np.zeros(spec.shape, spec.dtype)
+        if spec.dtype == "float32":
+            array = np.random.default_rng(0).uniform(-_FILL_RANGE, _FILL_RANGE, spec.shape).astype(spec.dtype)
+        return tvm.runtime.tensor(array, device=session.place, mem_scope=spec.scope)
     fill = session.function(_FILL) if spec.dtype == "float32" else None
     if fill is None:
         return tvm.runtime.tensor(np.zeros(spec.shape, spec.dtype), device=session.cpu)

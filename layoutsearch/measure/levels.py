@@ -32,7 +32,7 @@ class CurvePoint:
 
 
 def levels_of(
-    points: Sequence[CurvePoint], capacities: Sequence[int] | None, memory_gb_s: float
+    points: Sequence[CurvePoint], capacities: Sequence[int] | None, memory_gb_s: float, whole: int = 0
 ) -> tuple[MemoryLevel, ...]:
     """Levels with their bandwidth, caches first and memory last.
 
@@ -44,6 +44,7 @@ def levels_of(
         capacities: bytes of the caches, all threads together, fastest first; None where the device cannot tell, so
             that they come from where the curve falls.
         memory_gb_s: a bandwidth that memory is known to have, of operands that are in no cache.
+        whole: bytes of the last cache with what neighbours may take of it: what fits there says nothing of memory.
     """
     ordered = sorted(points, key=lambda p: p.bytes)
     if capacities is None:
@@ -56,7 +57,8 @@ def levels_of(
             continue
         found.append(MemoryLevel(f"l{index + 1}", capacity, max(rates)))
         inner = capacity
-    found.append(MemoryLevel(MEMORY, 0, max([memory_gb_s, *_rates(ordered, inner, None, _CLEAR_OF_LAST)])))
+    beyond = [p for p in ordered if p.bytes > whole] or ordered
+    found.append(MemoryLevel(MEMORY, 0, max([memory_gb_s, *_rates(beyond, max(inner, whole), None, _CLEAR_OF_LAST)])))
     for index in range(len(found) - 2, -1, -1):
         level, outer = found[index], found[index + 1]
         found[index] = MemoryLevel(level.name, level.bytes, max(level.gb_s, outer.gb_s))

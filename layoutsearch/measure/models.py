@@ -36,13 +36,13 @@ class RemoteModel:
 
     def __init__(self, session: Session, path: str, inputs: Sequence[Any]) -> None:
         self._session = session
-        self._vm = relax.VirtualMachine(session.load(path), session.cpu)
+        self._vm = relax.VirtualMachine(session.load(path), session.place)
         self._vm.set_input("main", *inputs)
         self.calls = 0
 
     def time(self, calls: int) -> list[float]:
         """Seconds of each of `calls` runs, after one that does not count and warms the caches."""
-        evaluate = self._vm.time_evaluator("invoke_stateful", self._session.cpu, number=1, repeat=calls)
+        evaluate = self._vm.time_evaluator("invoke_stateful", self._session.place, number=1, repeat=calls)
         return list(evaluate("main").results)
 
     def run(self) -> tuple[np.ndarray, ...]:
@@ -253,4 +253,4 @@ def send(session: Session, inputs: Sequence[np.ndarray]) -> list[Any]:
         RunFailed: the session ends on the way.
     """
     with session.deadline(Session.transfer_s(sum(array.nbytes for array in inputs))):
-        return [tvm.runtime.tensor(np.ascontiguousarray(array), device=session.cpu) for array in inputs]
+        return [tvm.runtime.tensor(np.ascontiguousarray(array), device=session.place) for array in inputs]

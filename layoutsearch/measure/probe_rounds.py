@@ -168,7 +168,7 @@ class ProbeRounds:
         peaks = [(rate, v.best) for v in self._variants if isinstance(v.probe, PeakProbe) for rate in v.rates]
         return sum(rate * _MUCH_SLOWER < best for rate, best in peaks) / max(1, len(peaks))
 
-    def levels(self, capacities: Sequence[int] | None, memory_gb_s: float) -> tuple[MemoryLevel, ...]:
+    def levels(self, capacities: Sequence[int] | None, memory_gb_s: float, whole: int) -> tuple[MemoryLevel, ...]:
         """Levels of the best curve over all kinds of streams; see `levels_of`."""
         points = [CurvePoint(v.unit, v.best) for v in self._variants if isinstance(v.probe, StreamProbe)]
-        return levels_of(points, capacities, memory_gb_s)
+        return levels_of(points, capacities, memory_gb_s, whole)

@@ -25,6 +25,7 @@ from layoutsearch.measure.server import CRASH_MARK
 from layoutsearch.measure.server_functions import LINK, file_identity
 
 CONNECT_S = 5.0
+CPU = "cpu"
 _MAX_MODULES = 500
 _MAX_BYTES = 1 << 30
 _UPLOAD_BYTES_S = 4e6
@@ -45,6 +46,7 @@ class Session:
         self._modules = 0
         self._bytes = 0
         self.broken = False
+        self.kind = CPU
         self.buffers: dict[Hashable, Any] = {}
 
     @property
@@ -61,6 +63,11 @@ class Session:
     def cpu(self) -> Any:
         """The remote CPU device."""
         return self._remote.cpu(0)
+
+    @property
+    def place(self) -> Any:
+        """The remote device that kernels and models run on: of `kind`, which is TVM's name for it."""
+        return self._remote.device(self.kind, 0)
 
     def function(self, name: str) -> Any | None:
         """A global function of the device, or None where it has none of that name."""

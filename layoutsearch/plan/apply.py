@@ -18,12 +18,16 @@ from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.graph import LayoutGraph
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.rules import initial_assignment, why_illegal
+from layoutsearch.materialize.codegen import run_codegen
 from layoutsearch.materialize.convert import Materialized, materialize
 from layoutsearch.materialize.lower import Lowered, lower
+from layoutsearch.materialize.scopes import put_in_scopes, verify_scopes
 from layoutsearch.model.canonicalize import canonicalize
 from layoutsearch.model.fingerprint import fingerprint
 from layoutsearch.plan.border import border_of
-from layoutsearch.plan.expected import Expectation, expect
+from layoutsearch.plan.expected import Expectation, Expecting
+from layoutsearch.plan.opencl import gpu_passes
+from layoutsearch.plan.pairs import Join, join_pairs
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.plan.prove import prove_final, prove_lowered, prove_scheduled
 from layoutsearch.plan.sequence import sequence_kernels
@@ -32,6 +36,7 @@ from layoutsearch.schedule.dispatch import apply as apply_schedule
 from layoutsearch.schedule.dispatch import default as default_schedule
 from layoutsearch.schedule.target import TargetInfo
 from layoutsearch.schedule.value import Schedule, ScheduleError
+from layoutsearch.targets import check_textures, has_feature
 
 # A pass is called through C++, which gives back an exception of its own unless it knows the class.
 for _error in (LayoutSearchError, ModelError, PlanError, MaterializeError, InfeasibleError, ScheduleError):
@@ -45,11 +50,12 @@ class Applied:
     Attributes:
         module: `main` in the plan's layouts, every kernel scheduled TIR.
         materialized: the Relax module in the plan's layouts, verified.
-        lowered: its kernels before scheduling.
+        lowered: its kernels before scheduling; those that were two are scheduled already.
         slow_loops: loop nests of scheduled kernels that are neither parallel nor vectorised, by kernel; empty is right.
         graph: of the canonical module.
         assignment: the plan's choices by bound variable of the canonical module.
         proven: what `module` does, call by call, checked against the plan; see `plan.prove`.
+        joins: the kernels that were two.
     """
 
     module: tvm.IRModule
@@ -59,6 +65,7 @@ class Applied:
     graph: LayoutGraph
     assignment: Mapping[str, Candidate]
     proven: Expectation
+    joins: tuple[Join, ...] = ()
 
 
 def target_of(plan: LayoutPlan) -> tvm.target.Target:
@@ -137,14 +144,21 @@ def apply_plan(module: tvm.IRModule, plan: LayoutPlan, target: tvm.target.Target
     materialized = materialize(canonical, graph, assignment, border)
     ids = {op.name: op.id for op in graph.ops}
     _check_transforms(plan, materialized, ids)
-    lowered = lower(materialized.module, target)
-    expectation = expect(materialized, lowered.kernels, graph, assignment, border)
-    prove_lowered(lowered.module, expectation)
-    schedules = {by.name: op.schedule for op in plan.ops if op.schedule for by in graph.ops if by.id == op.id}
     info = TargetInfo.from_target(target, plan.threads)
+    lowered = lower(materialized.module, target)
+    expecting = Expecting(materialized, graph, assignment, border)
+    prove_lowered(lowered.module, expecting.calls(lowered.kernels))
+    check_textures("the plan", assignment.values(), target)
+    if has_feature(target, "texture"):
+        lowered = put_in_scopes(lowered, materialized.module, graph, assignment, target)
+        verify_scopes(lowered, graph, assignment)
+    if plan.fusions and info.isa == "opencl":
+        raise PlanError(f"the plan joins op {plan.fusions[0].first} with another, which only CPUs do; tune again")
+    lowered, joins = join_pairs(lowered, plan.fusions, graph, info)
+    schedules = {by.name: op.schedule for op in plan.ops if op.schedule for by in graph.ops if by.id == op.id}
     scheduled, slow = schedule_kernels(lowered, schedules, info, ids)
-    proven = prove_scheduled(scheduled, expectation)
-    return Applied(scheduled, materialized, lowered, slow, graph, assignment, proven)
+    proven = prove_scheduled(scheduled, expecting.calls(lowered.kernels, joins))
+    return Applied(scheduled, materialized, lowered, slow, graph, assignment, proven, joins)
 
 
 def _check_transforms(plan: LayoutPlan, materialized: Materialized, ids: Mapping[str, str]) -> None:
@@ -170,7 +184,7 @@ def tensor_id(tensor: str, ids: Mapping[str, str]) -> str:
 def schedule_kernels(
     lowered: Lowered, schedules: Mapping[str, Schedule], target: TargetInfo, ids: Mapping[str, str] | None = None
 ) -> tuple[tvm.IRModule, dict[str, list[str]]]:
-    """Schedule every kernel: as `schedules` say for the bound variable of its root, else by default.
+    """Schedule every kernel that is not yet: as `schedules` say for the bound variable of its root, else by default.
 
     Raises:
         PlanError: equal kernels with different schedules.
@@ -187,17 +201,19 @@ def schedule_kernels(
     roots = {kernel.function: kernel.groups[0][0] for kernel in lowered.kernels}
     for gv, function in lowered.module.functions_items():
         if isinstance(function, tirx.PrimFunc):
-            schedule = chosen.get(gv.name_hint) or default_schedule(function, target)
             root = roots.get(gv.name_hint, gv.name_hint)
             try:
-                function = apply_schedule(function, schedule, target)
+                if gv.name_hint not in lowered.scheduled:
+                    schedule = chosen.get(gv.name_hint) or default_schedule(function, target)
+                    function = apply_schedule(function, schedule, target)
             except ScheduleError as error:
                 raise ScheduleError(f"op {(ids or {}).get(root, root)}: {error}") from None
-            reports = audit(function)
+            reports = [] if target.isa == "opencl" else audit(function)
             if reports:
                 slow[gv.name_hint] = reports
         functions[gv] = function
-    return tvm.IRModule(functions, attrs=lowered.module.attrs), slow
+    module = lowered.module
+    return tvm.IRModule(functions, attrs=module.attrs, global_infos=dict(module.global_infos)), slow
 
 
 def _proof(proven: Expectation) -> tvm.transform.Pass:
@@ -217,10 +233,19 @@ def _sequence(marker: str) -> tvm.transform.Pass:
     return run
 
 
-def _vm_passes(marker: str = "", proven: Expectation | None = None) -> list[tvm.transform.Pass]:
-    """From scheduled kernels to VM code; what TVM's own CPU pipeline does after it has fused. The proof is the last."""
+def _codegen() -> tvm.transform.Pass:
+    @tvm.transform.module_pass(opt_level=0, name="layoutsearch.RunCodegen")
+    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        return run_codegen(module)
+
+    return run
+
+
+def _vm_passes(marker: str = "") -> list[tvm.transform.Pass]:
+    """From scheduled kernels to VM code; what TVM's own CPU pipeline does after it has fused."""
     t = relax.transform
     return [
+        _codegen(),
         _sequence(marker),
         t.RewriteDataflowReshape(),
         t.ToNonDataflow(),
@@ -233,8 +258,15 @@ def _vm_passes(marker: str = "", proven: Expectation | None = None) -> list[tvm.
         t.ComputePrimValue(),
         t.VMShapeLower(),
         t.AttachGlobalSymbol(),
-        *([] if proven is None else [_proof(proven)]),
     ]
+
+
+def _passes_for(
+    target: tvm.target.Target | None, marker: str = "", proven: Expectation | None = None
+) -> list[tvm.transform.Pass]:
+    """The passes of a target; the proof is the last."""
+    passes = gpu_passes() if target is not None and target.kind.name == "opencl" else _vm_passes(marker)
+    return passes if proven is None else [*passes, _proof(proven)]
 
 
 def ApplyPlan(plan: LayoutPlan) -> tvm.transform.Pass:
@@ -250,25 +282,31 @@ def ApplyPlan(plan: LayoutPlan) -> tvm.transform.Pass:
     return apply
 
 
-def vm_pipeline(marker: str = "", proven: Expectation | None = None) -> tvm.transform.Pass:
+def vm_pipeline(
+    marker: str = "", target: tvm.target.Target | None = None, proven: Expectation | None = None
+) -> tvm.transform.Pass:
     """The rest of the compilation, for a module that is already scheduled; see `sequence_kernels` for `marker`.
 
-    With what is `proven` of the module, that is still so at the end, or MaterializeError is raised.
+    `target` is a CPU where it is None. With what is `proven` of the module, that is still so at the end, or
+    MaterializeError is raised.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="layoutsearch.vm_pipeline")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        return tvm.transform.Sequential(_vm_passes(marker, proven))(module)
+        return tvm.transform.Sequential(_passes_for(target, marker, proven))(module)
 
     return run
 
 
 def pipeline(plan: LayoutPlan) -> tvm.transform.Pass:
-    """A `relax_pipeline`, as in `tvm.compile(module, target, relax_pipeline=layoutsearch.pipeline(plan))`."""
+    """A `relax_pipeline`, as in `tvm.compile(module, target, relax_pipeline=layoutsearch.pipeline(plan))`.
+
+    For an OpenCL target give `tir_pipeline="layoutsearch.opencl"` as well.
+    """
 
     @tvm.transform.module_pass(opt_level=0, name="layoutsearch.pipeline")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         applied = apply_plan(module, plan, tvm.target.Target.current(allow_none=True))
-        return tvm.transform.Sequential(_vm_passes(proven=applied.proven))(applied.module)
+        return tvm.transform.Sequential(_passes_for(target_of(plan), proven=applied.proven))(applied.module)
 
     return run

@@ -19,6 +19,8 @@ from layoutsearch.layout import kinds
 
 CONSTANT = "constant"
 UNKNOWN = "unknown"
+OPAQUE = ""
+"""Name of what is called and is no kernel: an external function, say, that may write to what it is given."""
 _RESHAPES = ("relax.reshape", "vm.builtin.reshape")
 
 
@@ -42,7 +44,7 @@ class Place:
 
 @dataclass(frozen=True)
 class KernelCall:
-    """One call of a PrimFunc: what it is given, results last."""
+    """One call of a PrimFunc: what it is given, results last. Of `OPAQUE`, the variables that it is given."""
 
     function: str
     places: tuple[Place, ...]
@@ -54,7 +56,7 @@ class CallTrace:
 
     Attributes:
         parameters: of `main`, in order, tuples flattened.
-        calls: of PrimFuncs, in order.
+        calls: of PrimFuncs and of what may write to memory, in order.
         results: of `main`, tuples flattened.
         strays: operators that move data and were not lowered to a kernel.
     """
@@ -63,6 +65,11 @@ class CallTrace:
     calls: tuple[KernelCall, ...]
     results: tuple[Place, ...]
     strays: tuple[str, ...]
+
+    @property
+    def kernels(self) -> tuple[KernelCall, ...]:
+        """The calls of PrimFuncs."""
+        return tuple(call for call in self.calls if call.function != OPAQUE)
 
 
 def trace_calls(module: tvm.IRModule) -> CallTrace:
@@ -149,7 +156,12 @@ class _Tracer:
             # The same memory under another shape.
             (of,), (seen,) = self._value(call.args[0], call.args[0].ty), self._fresh(ty)
             return (Place(of.base, of.offset, seen.bytes, seen.shape),)
-        return self._fresh(ty, "tensor" if name.rpartition(".")[2].startswith("alloc_") else UNKNOWN)
+        if name.rpartition(".")[2].startswith("alloc_"):
+            return self._fresh(ty)
+        given = tuple(p for a in call.args if isinstance(a, relax.Var) for p in self._value(a, a.ty))
+        if given:
+            self._calls.append(KernelCall(OPAQUE, given))
+        return self._fresh(ty, UNKNOWN)
 
     def _kernel(self, function: ir.GlobalVar, places: Places) -> None:
         steps = _host_calls(self._functions[function])

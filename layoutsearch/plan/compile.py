@@ -9,11 +9,12 @@ from typing import Any
 import tvm
 
 from layoutsearch.errors import ModelError, PlanError
+from layoutsearch.materialize.library import link_input
 from layoutsearch.model.load import LoadedModel, load
 from layoutsearch.plan.apply import Applied, apply_plan, target_of, vm_pipeline
 from layoutsearch.plan.expected import Expectation
 from layoutsearch.plan.plan import LayoutPlan
-from layoutsearch.schedule import BUILD_CONFIG
+from layoutsearch.schedule import BUILD_CONFIG, opencl
 from layoutsearch.toolchain import export
 
 
@@ -74,7 +75,7 @@ def compile(
     applied = apply_to(model, plan, target, shapes)
     executable = build_executable(applied.module, target_of(plan), proven=applied.proven)
     if output is not None:
-        export(executable, output, target_of(plan))
+        export(executable, output, target_of(plan), link_input(applied.module, target_of(plan)))
     return executable
 
 
@@ -83,4 +84,6 @@ def build_executable(
 ) -> Any:
     """VM executable of a module whose kernels are scheduled; see `vm_pipeline` for `marker` and `proven`."""
     with tvm.transform.PassContext(config=BUILD_CONFIG):
-        return tvm.compile(scheduled, target, relax_pipeline=vm_pipeline(marker, proven), tir_pipeline="default")
+        tir_pipeline = opencl.PIPELINE if target.kind.name == "opencl" else "default"
+        relax_pipeline = vm_pipeline(marker, target, proven)
+        return tvm.compile(scheduled, target, relax_pipeline=relax_pipeline, tir_pipeline=tir_pipeline)

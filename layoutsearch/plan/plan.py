@@ -14,7 +14,8 @@ import jsonschema
 
 from layoutsearch.errors import PlanError
 from layoutsearch.layout.candidate import DIRECT, Candidate
-from layoutsearch.plan.schema import PLAN_SCHEMA, SCHEMA_ID, SECTIONS, digests
+from layoutsearch.layout.scopes import GLOBAL
+from layoutsearch.plan.schema import OPTIONAL_SECTIONS, PLAN_SCHEMA, SCHEMA_ID, SECTIONS, digests
 from layoutsearch.schedule.value import Schedule
 
 
@@ -26,7 +27,8 @@ class PlanOp:
         id: stable id in the canonical module.
         kind: most specific kind, such as `conv2d_depthwise`.
         workload: key of the fused kernel it is in.
-        choice: its layouts and algorithm; None for a frozen operator (listed because its kernel has a tuned schedule).
+        choice: its layouts, algorithm and memory scopes; None for a frozen operator (listed because its kernel has a
+            tuned schedule).
         schedule: of the kernel, on the kernel's root; None means the default of this version.
         fused_into: id of the root of its kernel, None for the root itself.
         predicted_us: kernel time in the additive model, on the root.
@@ -41,7 +43,6 @@ class PlanOp:
     workload: str
     choice: Candidate | None
     schedule: Schedule | None = None
-    scope: str = "global"
     fused_into: str | None = None
     predicted_us: float | None = None
     measured_us: float | None = None
@@ -59,7 +60,8 @@ class PlanOp:
             "data_layout": str(choice.data) if choice else None,
             "kernel_layout": str(choice.kernel) if choice and choice.kernel else None,
             "out_layout": str(choice.out) if choice else None,
-            "scope": self.scope,
+            "scope": choice.scope if choice else GLOBAL,
+            **({"weight_scope": choice.weight_scope} if choice and choice.weight_scope != GLOBAL else {}),
             "algorithm": choice.algorithm if choice else DIRECT,
             "schedule": self.schedule.to_json() if self.schedule else None,
             "fused_into": self.fused_into,
@@ -76,10 +78,17 @@ class PlanOp:
         choice = None
         if data["data_layout"] is not None:
             try:
-                choice = Candidate.of(data["data_layout"], data["kernel_layout"], data["out_layout"], data["algorithm"])
+                choice = Candidate.of(
+                    data["data_layout"],
+                    data["kernel_layout"],
+                    data["out_layout"],
+                    data["algorithm"],
+                    data["scope"],
+                    data.get("weight_scope", GLOBAL),
+                )
             except (ValueError, TypeError) as error:
                 raise PlanError(f"op {data['id']}: {error}") from None
-        rest = {k: data[k] for k in ("scope", "fused_into", "predicted_us", "measured_us", "uniform_us")}
+        rest = {k: data[k] for k in ("fused_into", "predicted_us", "measured_us", "uniform_us")}
         schedule = Schedule.from_json(data["schedule"]) if data["schedule"] is not None else None
         rest |= {"why": data["why"], "rel_error": data.get("rel_error")}
         return cls(data["id"], data["kind"], data["workload"], choice, schedule, **rest)
@@ -114,6 +123,40 @@ class PlanTransform:
 
 
 @dataclass(frozen=True)
+class PlanFusion:
+    """Two kernels that become one: a depthwise convolution and the pointwise one that alone reads its result.
+
+    Attributes:
+        first, second: ids of the roots of the two kernels.
+        schedule: of the one.
+        measured_us: what the one took.
+        apart_us: what the two took together in the same minutes.
+    """
+
+    first: str
+    second: str
+    schedule: Schedule
+    measured_us: float | None = None
+    apart_us: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "first": self.first,
+            "second": self.second,
+            "schedule": self.schedule.to_json(),
+            "measured_us": self.measured_us,
+            "apart_us": self.apart_us,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> PlanFusion:
+        """Inverse of `to_json`; raises PlanError for a schedule that cannot be."""
+        schedule = Schedule.from_json(data["schedule"])
+        return cls(data["first"], data["second"], schedule, data["measured_us"], data["apart_us"])
+
+
+@dataclass(frozen=True)
 class LayoutPlan:
     """A whole plan. The mappings are as in plan.json; see `layoutsearch.plan.schema`."""
 
@@ -125,6 +168,7 @@ class LayoutPlan:
     transforms: tuple[PlanTransform, ...]
     objective: Mapping[str, Any] = field(hash=False)
     validation: Mapping[str, Any] = field(hash=False)
+    fusions: tuple[PlanFusion, ...] = ()
 
     @property
     def fingerprint(self) -> str:
@@ -135,6 +179,11 @@ class LayoutPlan:
     def threads(self) -> int:
         """Threads the plan was measured with."""
         return int(self.device["threads"])
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether its choices were measured on a device, not only listed first."""
+        return bool(self.objective.get("measured", True))
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -163,6 +212,7 @@ class LayoutPlan:
             "transforms": [t.to_json() for t in self.transforms],
             "objective": dict(self.objective),
             "validation": dict(self.validation),
+            **({"fusions": [f.to_json() for f in self.fusions]} if self.fusions else {}),
         }
         # Through JSON once, so that tuples and floats hash as they will be read.
         data = json.loads(json.dumps(data))
@@ -184,7 +234,7 @@ class LayoutPlan:
             where = "/".join(str(p) for p in error.absolute_path) or "top level"
             raise PlanError(f"{source}, {where}: {error.message[:200]}; tune again")
         actual = digests(data)
-        edited = [s for s in SECTIONS if data["digests"].get(s) != actual[s]]
+        edited = [s for s in (*SECTIONS, *OPTIONAL_SECTIONS) if data["digests"].get(s) != actual.get(s)]
         if edited:
             raise PlanError(
                 f"{source}: section {edited[0]!r} was edited after the plan was written (its digest does not match); "
@@ -199,6 +249,7 @@ class LayoutPlan:
             transforms=tuple(PlanTransform.from_json(t) for t in data["transforms"]),
             objective=data["objective"],
             validation=data["validation"],
+            fusions=tuple(PlanFusion.from_json(f) for f in data.get("fusions", ())),
         )
 
     @classmethod

@@ -9,6 +9,8 @@ from typing import Any
 
 SCHEMA_ID = "layoutsearch.plan/1"
 SECTIONS = ("tool", "target", "device", "model", "ops", "transforms", "objective", "validation")
+OPTIONAL_SECTIONS = ("fusions",)
+"""Left out where they are empty, as in plans of before they were there."""
 
 _NUMBER = {"type": ["number", "null"]}
 _TEXT = {"type": "string"}
@@ -81,7 +83,7 @@ PLAN_SCHEMA: dict[str, Any] = _object(
                     "uniform_us": _NUMBER,
                     "why": _TEXT,
                 },
-                {"rel_error": _NUMBER},
+                {"rel_error": _NUMBER, "weight_scope": _TEXT},
             ),
         },
         "transforms": {
@@ -99,7 +101,7 @@ PLAN_SCHEMA: dict[str, Any] = _object(
         },
         "objective": _object(
             {"predicted_us": _NUMBER, "lower_bound_us": _NUMBER, "gap": _NUMBER},
-            {"strict_bound_us": _NUMBER, "confidence": _NUMBER},
+            {"strict_bound_us": _NUMBER, "confidence": _NUMBER, "measured": {"type": "boolean"}},
         ),
         "validation": _object(
             {
@@ -113,7 +115,22 @@ PLAN_SCHEMA: dict[str, Any] = _object(
             }
         ),
         "digests": {"type": "object"},
-    }
+    },
+    {
+        "fusions": {
+            "type": "array",
+            "minItems": 1,
+            "items": _object(
+                {
+                    "first": _TEXT,
+                    "second": _TEXT,
+                    "schedule": _SCHEDULE["anyOf"][1],
+                    "measured_us": _NUMBER,
+                    "apart_us": _NUMBER,
+                }
+            ),
+        }
+    },
 )
 
 
@@ -123,5 +140,6 @@ def digests(data: Mapping[str, Any]) -> dict[str, str]:
         section: hashlib.sha256(
             json.dumps(data[section], sort_keys=True, separators=(",", ":")).encode("utf-8")
         ).hexdigest()[:16]
-        for section in SECTIONS
+        for section in (*SECTIONS, *OPTIONAL_SECTIONS)
+        if section in data
     }

@@ -217,11 +217,22 @@ _OPAQUE = 8
 
 def finish(func: tirx.PrimFunc, allocations: Sequence[tirx.Buffer], stages: Sequence[tirx.Stmt]) -> tirx.PrimFunc:
     """`func` with the emitted `stages` as its body, marked as scheduled and without a global symbol."""
+    return kernel(func.params, allocations, stages, func.ret_type, func.attrs)
+
+
+def kernel(
+    params: Sequence[tirx.Var],
+    allocations: Sequence[tirx.Buffer],
+    stages: Sequence[tirx.Stmt],
+    ret_type: ir.Type,
+    attrs: ir.DictAttrs,
+) -> tirx.PrimFunc:
+    """A scheduled function of `params` whose body are the emitted `stages`."""
     # Relax passes look for a root block; the operator pattern keeps them from fusing the kernel any further. The
     # block's own list of allocations is not used: TVM shrinks those to what it sees accessed by inner blocks.
     root = s_tir.SBlock([], [], [], "root", seq([*(tirx.AllocBuffer(b) for b in allocations), *stages]))
     body = s_tir.SBlockRealize([], tirx.const(True, "bool"), root)
-    return mark(tirx.PrimFunc(func.params, body, func.ret_type, func.attrs))
+    return mark(tirx.PrimFunc(params, body, ret_type, attrs))
 
 
 def mark(func: tirx.PrimFunc) -> tirx.PrimFunc:

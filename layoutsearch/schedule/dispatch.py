@@ -21,6 +21,7 @@ from layoutsearch.schedule.templates import (
     stack,
     winograd,
     winograd_guess,
+    workitems,
 )
 from layoutsearch.schedule.templates.loops import emit_stages
 from layoutsearch.schedule.value import Schedule, ScheduleError
@@ -39,6 +40,9 @@ _KERNELS: dict[str, Callable[[Contraction, Epilogue, Schedule, TargetInfo], _Emi
 LOOPS = Schedule.make("loops")
 RESHAPE = Schedule.make("reshape")
 STACK = Schedule.make("stack")
+LIBRARY = Schedule.make("extern")
+EXTERN = "layoutsearch.extern"
+"""Attribute of kernels that call an external library, with its name: nothing is to be scheduled."""
 
 
 def candidates(func: tirx.PrimFunc, target: TargetInfo) -> list[Schedule]:
@@ -47,6 +51,10 @@ def candidates(func: tirx.PrimFunc, target: TargetInfo) -> list[Schedule]:
     Raises:
         ScheduleError: `func` is not a function as `te` and FuseTIR make it.
     """
+    if _is_extern(func):
+        return [LIBRARY]
+    if target.isa == "opencl":
+        return workitems.schedules()
     if reshape.is_reshape(func):
         return [RESHAPE]
     anatomy = Anatomy.of(func)
@@ -69,8 +77,16 @@ def apply(func: tirx.PrimFunc, schedule: Schedule, target: TargetInfo) -> tirx.P
     Raises:
         ScheduleError: the schedule does not fit the kernel.
     """
+    if _is_extern(func) != (schedule.template == LIBRARY.template):
+        raise ScheduleError(f"schedule template {schedule.template} does not fit: extern is for libraries alone")
+    if schedule.template == LIBRARY.template:
+        return func
     if schedule.template == metaschedule.NAME:
         return metaschedule.apply(func, schedule)
+    if (schedule.template == workitems.NAME) != (target.isa == "opencl"):
+        raise ScheduleError(f"schedule template {schedule.template} is not for target kind {target.isa}")
+    if schedule.template == workitems.NAME:
+        return b.mark(workitems.emit(func, schedule))
     if schedule.template == "reshape":
         if not reshape.is_reshape(func):
             raise ScheduleError("schedule template reshape needs a kernel that only reshapes, this one computes")
@@ -92,10 +108,16 @@ def apply(func: tirx.PrimFunc, schedule: Schedule, target: TargetInfo) -> tirx.P
         tail = Epilogue(c.output, (), {}, True)
         rest = anatomy.stages[c.position + 1 :]
     before = [s for s in anatomy.stages[: c.position] if s is not c.pad]
+    if schedule.template not in _KERNELS:
+        raise ScheduleError(f"schedule template {schedule.template} is for two kernels that become one")
     if (schedule.template == "winograd") != bool(c.winograd):
         raise ScheduleError(f"schedule template {schedule.template} is for another algorithm than the kernel's")
     main = _KERNELS[schedule.template](c, tail, schedule, target).emit()
     return _finish(anatomy, [*_generic(anatomy, before, target), *main, *_generic(anatomy, rest, target)])
+
+
+def _is_extern(func: tirx.PrimFunc) -> bool:
+    return func.attrs is not None and EXTERN in func.attrs
 
 
 def _generic(anatomy: Anatomy, stages: Sequence[Stage | Opaque], target: TargetInfo) -> list[tirx.Stmt]:

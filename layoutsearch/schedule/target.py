@@ -12,7 +12,7 @@ class TargetInfo:
     """The machine as the templates see it.
 
     Attributes:
-        isa: `avx512`, `avx2`, `sse`, `neon` or `generic`.
+        isa: `avx512`, `avx2`, `sse`, `neon` or `generic`; `opencl` for GPUs, whose kernels run on work items.
         lanes: float32 elements of one vector register.
         registers: Number of vector registers.
         broadcast_operand: Whether a multiply-add takes a broadcast scalar from memory, needing no register for it.
@@ -43,12 +43,13 @@ _BY_ISA = {
     "sse": (4, 16, False, 32 << 10, 256 << 10),
     "neon": (4, 32, True, 32 << 10, 256 << 10),
     "generic": (4, 16, False, 32 << 10, 256 << 10),
+    "opencl": (4, 32, False, 32 << 10, 256 << 10),
 }
 
 
 def _isa(target: tvm.target.Target) -> str:
     if target.kind.name != "llvm":
-        return "generic"
+        return "opencl" if target.kind.name == "opencl" else "generic"
     has = tvm.get_global_func("target.target_has_feature")
     triple = str(target.attrs.get("mtriple", "")) or str(tvm.get_global_func("target.llvm_get_system_triple")())
     if triple.startswith(("aarch64", "arm")):

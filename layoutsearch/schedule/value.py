@@ -53,7 +53,12 @@ TEMPLATES: dict[str, TemplateSpec] = {
     "loops": TemplateSpec(1, {}, revision=3),
     "reshape": TemplateSpec(1, {}),
     "stack": TemplateSpec(1, {}),
+    "depthwise_pointwise": TemplateSpec(
+        1, {"rows": (1, 1 << 16), "tile": (1, 64), "vectors": (1, 128), "dw_tile": (1, 64), "dw_vectors": (1, 128)}
+    ),
     "metaschedule": TemplateSpec(1, {"trace": TRACE}),
+    "workitems": TemplateSpec(1, {"threads": (1, 1024)}),
+    "extern": TemplateSpec(1, {}),
 }
 
 

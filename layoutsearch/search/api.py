@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from layoutsearch.errors import LayoutSearchError
+from layoutsearch.layout.desired import DesiredLayouts
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.search.budget import parse_duration
 from layoutsearch.search.options import DEFAULT_TRIALS, TuneOptions
@@ -23,6 +24,7 @@ def tune(
     target: Any = None,
     threads: int | None = None,
     space: str | os.PathLike[str] | None = None,
+    desired_layouts: DesiredLayouts | None = None,
     trials: int = DEFAULT_TRIALS,
     time_budget: str | float | None = None,
     rpc: str | None = None,
@@ -35,6 +37,7 @@ def tune(
     storage: str | None = None,
     kernel_tuner: str = "template",
     io_layout: str | Sequence[str] | Mapping[str, str] | None = None,
+    extern: Sequence[str] = (),
     inputs: Sequence[Sequence[np.ndarray]] | None = None,
     reporter: Reporter | None = None,
 ) -> LayoutPlan:
@@ -46,6 +49,8 @@ def tune(
         target: TVM target; this machine's CPU if None.
         threads: threads of a kernel; all cores this process may use if None.
         space: search-space file; the one shipped for the target if None.
+        desired_layouts: layouts that operators must have, as `{"nn.conv2d": ["NHWC", "HWIO"]}` or
+            `["nn.conv2d=NHWC:HWIO", ...]`; see `layout.desired` for keys and values.
         trials: different assignments that are built and timed whole, at most.
         time_budget: seconds, or text such as `8h`.
         rpc: `HOST:PORT` of a TVM RPC tracker, with `device_key`; this machine if None.
@@ -60,6 +65,8 @@ def tune(
         io_layout: `keep`, `free`, `NAME=LAYOUT`, several of these, or a mapping of names: the layouts in which the
             compiled module takes its inputs and gives its outputs. `free` leaves them to the search, at no cost.
         inputs: sets of input arrays to validate with, in the model's order and layouts; made up where None.
+        extern: external libraries that may compute operators in the place of our kernels: `onednn`.
+        inputs: sets of input arrays to validate with, in the model's order; made up where None.
         reporter: told of progress.
 
     Raises:
@@ -71,6 +78,7 @@ def tune(
         target=target,
         threads=threads,
         space=space,
+        desired_layouts=desired_layouts,
         trials=trials,
         time_budget_s=budget,
         rpc=rpc,
@@ -83,6 +91,7 @@ def tune(
         storage=storage,
         kernel_tuner=kernel_tuner,
         io_layout=io_layout,
+        externs=tuple(extern),
         inputs=inputs,
     )
     result = run_tune(model, options, reporter)

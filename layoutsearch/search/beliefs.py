@@ -10,12 +10,14 @@ import numpy as np
 
 from layoutsearch.cost.bounds import Bounds
 from layoutsearch.cost.conformal import Spread
+from layoutsearch.cost.features import SCHEMA_VERSION
 from layoutsearch.cost.improvement import Improvement
 from layoutsearch.cost.machine import Machine
 from layoutsearch.cost.mixture import Prior
 from layoutsearch.cost.model import CostModel, Prediction
 from layoutsearch.cost.posterior import Evidence, Posterior
 from layoutsearch.cost.rows import KernelRow, TransformRow
+from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.layout import Layout
 from layoutsearch.layout.transform import TransformKey
 from layoutsearch.measure.results import Measurement, cost_us
@@ -72,6 +74,7 @@ class Beliefs:
         kernel_floor = [bounds.kernel_us(w.facts, c) for w, c in index.pairs] if bounds else [0.0] * len(index.pairs)
         transform_floor = [bounds.transform_us(k) for k in moves] if bounds else [0.0] * len(moves)
         self._floors = np.array(kernel_floor, dtype=np.float64), np.array(transform_floor, dtype=np.float64)
+        self._model = model
         self._priors = self._predicted(model)
         # Pairs and schedules whose times will not get more certain: to time them again brought nothing.
         self._certain: dict[int, set[str]] = {}
@@ -90,7 +93,8 @@ class Beliefs:
         self._stamp, self.kernel_evidence, self.transform_evidence = stamp, seen, moved
         if self._refit is not None and int(seen.seen.sum()) >= self._next_fit:
             self._next_fit = 2 * int(seen.seen.sum())
-            self._priors, self._refitted = self._predicted(self._refit(*self._rows())), True
+            self._model, self._refitted = self._refit(*self._rows()), True
+            self._priors = self._predicted(self._model)
         curves = [
             [cost_us(s, m) for s, m in known.tries.items()]
             for known, over in zip(kernels, seen.over, strict=True)
@@ -132,6 +136,13 @@ class Beliefs:
     def moved(self) -> np.ndarray:
         """Whether each transform was measured, shape (transforms,)."""
         return self.transform_evidence.seen | self.transform_evidence.dead
+
+    @property
+    def predicted_by(self) -> str:
+        """What predicts the costs that are not measured, for people."""
+        kernels, transforms = self._model.rows
+        what = f"fitted to {kernels} kernels and {transforms} transforms" if kernels else "its base"
+        return f"cost model of features {SCHEMA_VERSION}, {what}, corrected by what this run measured"
 
     def draw(self, rng: np.random.Generator, size: int) -> Costs:
         """Costs drawn together, shapes (size, pairs) and (size, transforms)."""
@@ -197,13 +208,15 @@ def _labels(index: CostIndex, machine: Machine) -> _Labels:
     than the caches of its cores waits for another level than what does not: that large tensors take longer than
     predicted says nothing of small ones."""
     cached = machine.l2_bytes * machine.threads
-    kinds = [
-        (w.facts.kind, c is not None and bool(c.winograd), w.facts.read_bytes + w.facts.written_bytes > cached)
-        for w, c in index.pairs
-    ]
-    groups = [(int(group), winograd) for group, (_, winograd, _) in zip(index.groups, kinds, strict=True)]
+    kinds = [(w.facts.kind, _way(c), w.facts.read_bytes + w.facts.written_bytes > cached) for w, c in index.pairs]
+    groups = [(int(group), way) for group, (_, way, _) in zip(index.groups, kinds, strict=True)]
     families = [(kind, str(c)) for kind, (_, c) in zip(kinds, index.pairs, strict=True)]
     return _numbered(kinds), _numbered(groups), _numbered(families)
+
+
+def _way(choice: Candidate | None) -> int:
+    """How it is computed: directly, by Winograd's algorithms, by an external library."""
+    return 0 if choice is None else 2 if choice.extern else int(bool(choice.winograd))
 
 
 def _hasty(known: Known, certain: Set[str]) -> list[str]:

@@ -16,6 +16,7 @@ from layoutsearch.search.assemble import Program
 from layoutsearch.search.budget import Budget
 from layoutsearch.search.export import Verdict, validated
 from layoutsearch.search.finals import Samples, WholeTimes, decisions, plan_digest
+from layoutsearch.search.joining import Joining
 from layoutsearch.search.known import Lab
 from layoutsearch.search.pool import Entrant, Pool
 from layoutsearch.search.refine import Refinement
@@ -47,6 +48,7 @@ class Decision:
         folder: of the run.
         budget: when to stop.
         reporter: told of progress.
+        joining: finds the pairs of finalists; None where no pairs can be timed.
     """
 
     def __init__(
@@ -60,7 +62,9 @@ class Decision:
         folder: Path,
         budget: Budget,
         reporter: Reporter,
+        joining: Joining | None = None,
     ) -> None:
+        self._joining = joining
         self._pool, self._lab, self._whole, self._times = pool, lab, whole, times
         self._correction, self._machine = correction, machine
         self._folder, self._budget, self._reporter = folder, budget, reporter
@@ -74,10 +78,16 @@ class Decision:
         """Where the best validated plan lies."""
         return self._folder / "plan.json"
 
+    @property
+    def pairs_s(self) -> float:
+        """Seconds that finding pairs of kernels takes."""
+        return self._joining.wanted_s if self._joining is not None else 0.0
+
     def incumbent(self, max_rel_error: float) -> LayoutPlan | None:
         """The plan of an earlier run for the same model, target and device, if one lies there and can still be used.
 
-        Not one that is off by more than is allowed now, or has its inputs or outputs in other layouts.
+        Not one that is off by more than is allowed now, nor one that the rules of this run do not allow, or with inputs
+        or outputs in other layouts than are wanted now.
         """
         try:
             plan = LayoutPlan.load(self.path)
@@ -86,7 +96,8 @@ class Decision:
         empty = self._pool.empty_plan()
         same = all(getattr(plan, part) == getattr(empty, part) for part in ("target", "device", "fingerprint"))
         exact = (plan.validation["max_rel_error"] or 0.0) <= max_rel_error
-        return plan if same and exact and plan.ops and self._pool.admits(plan) else None
+        fits = plan.ops and self._pool.allows(plan) and self._pool.admits(plan)
+        return plan if same and exact and fits else None
 
     def first_plan(self) -> LayoutPlan | None:
         """A validated uniform plan on disk early, so that a run that is stopped leaves something to use.
@@ -136,12 +147,16 @@ class Decision:
             self._reporter.best("that of the last run, which had the same finalists")
             return incumbent
         winner = self._contest(program, entrants, incumbent, trials, seed)
-        if winner is not None and not self._budget.over():
+        is_complete = self._joining is None or self._joining.is_complete
+        if winner is not None and is_complete and not self._budget.over():
             run_file.settle("finalists", finalists)
         return winner
 
     def _digest(self, entrants: Sequence[Entrant], trials: int, seed: int) -> str:
         parts = [seed, trials, self._whole.weights, *sorted(entrant.digest for entrant in entrants)]
+        if self.pairs_s:
+            # A run of before there were pairs has not tried them.
+            parts.append("pairs")
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
     def _contest(
@@ -163,8 +178,9 @@ class Decision:
         others = [i for i in timed if not entrants[i].is_uniform]
         self.is_uncontested = not others and self._budget.over() and len(entrants) > len(uniform)
         challenger = entrants[min(others, key=refinement.measured_us)] if others else None
-        previous = self._previous(incumbent, entrants)
         plans = {e.label: e.plan for e in (baseline, challenger) if e is not None}
+        self._join(plans, built, seed)
+        previous = self._previous(incumbent, [*(e.plan for e in entrants), *plans.values()])
         if previous is not None:
             built.update(self._whole.build({"previous plan": previous}))
             plans["previous plan"] = previous
@@ -200,7 +216,7 @@ class Decision:
             self._sieve(refinement, [*wanted, *anchor], entrants, built, seed)
             left -= sum(i not in uniforms for i in wanted)
             # What is best is of no use without the time to show it.
-            if self._budget.over(_FINAL_S + self._budget.elapsed_s - before):
+            if self._budget.over(_FINAL_S + self.pairs_s + self._budget.elapsed_s - before):
                 break
         # The finalists may be known from records, and not built yet.
         best_of = [
@@ -241,13 +257,26 @@ class Decision:
             return False
         built.update(fresh)
         for label, found in fresh.items():
-            if label.startswith("uniform"):
-                plan = validated(todo[label], Verdict(label, (), (), None, found.max_rel_error, False))
-                plan.save(self._folder / "uniform" / f"{label.split()[-1]}.json")
+            self._save_uniform(label, todo[label], found)
         return True
 
-    def _previous(self, incumbent: LayoutPlan | None, entrants: Sequence[Entrant]) -> LayoutPlan | None:
-        known = incumbent is None or any(decisions(incumbent) == decisions(e.plan) for e in entrants)
+    def _join(self, plans: dict[str, LayoutPlan], built: dict[str, Built], seed: int) -> None:
+        """Put those finalists that are faster with pairs of kernels in the place of themselves."""
+        if self._joining is None:
+            return
+        finalists = {label: plan for label, plan in plans.items() if label in built}
+        for label, found in self._joining.improve(finalists, built, seed, _FINAL_S).items():
+            plans[label], built[label] = found.plan, found.built
+            self._sieved[label] = found.samples
+            self._save_uniform(label, found.plan, found.built)
+
+    def _save_uniform(self, label: str, plan: LayoutPlan, built: Built) -> None:
+        if label.startswith("uniform"):
+            plan = validated(plan, Verdict(label, (), (), None, built.max_rel_error, False))
+            plan.save(self._folder / "uniform" / f"{label.split()[-1]}.json")
+
+    def _previous(self, incumbent: LayoutPlan | None, plans: Sequence[LayoutPlan]) -> LayoutPlan | None:
+        known = incumbent is None or any(decisions(incumbent) == decisions(plan) for plan in plans)
         return None if known else incumbent
 
     def _final(

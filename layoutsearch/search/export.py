@@ -26,14 +26,14 @@ from layoutsearch.plan.plan import LayoutPlan, PlanOp, PlanTransform
 from layoutsearch.schedule.value import Schedule
 from layoutsearch.search.acceptance import Comparison, summarize
 from layoutsearch.search.assemble import Program
-from layoutsearch.search.known import Lab
+from layoutsearch.search.known import Knows
 from layoutsearch.search.numerics import Errors
 from layoutsearch.search.workloads import KernelNode
 
 
 @dataclass(frozen=True)
 class PlanContext:
-    """What all plans of a run have in common."""
+    """What all plans of a run have in common; `pins` says what pins an operator, by bound variable."""
 
     loaded: LoadedModel
     graph: LayoutGraph
@@ -41,6 +41,7 @@ class PlanContext:
     target: tvm.target.Target
     device: DeviceIdentity
     errors: Errors = field(default_factory=dict, hash=False)
+    pins: Mapping[str, str] = field(default_factory=dict, hash=False)
     rules: BorderRules = KEEP_ALL
 
 
@@ -96,7 +97,7 @@ def make_plan(
     context: PlanContext,
     program: Program,
     solution: Sequence[int],
-    lab: Lab,
+    lab: Knows,
     *,
     uniform: Sequence[int] | None = None,
     uniform_name: str = "",
@@ -117,7 +118,7 @@ def make_plan(
     of_kernels = program.skeleton.of_kernels(solution)
     for position, (node, index) in enumerate(zip(program.nodes, of_kernels, strict=True)):
         other = uniform[position] if uniform is not None else None
-        ops += _plan_ops(context.graph, node, index, other, uniform_name, lab, program, position, context.errors)
+        ops += _plan_ops(context, node, index, other, uniform_name, lab, program, position)
     assignment = program.choices(solution)
     graph = context.graph
     border = context.rules.border(graph, assignment, program.skeleton.chosen_inputs(solution))
@@ -201,22 +202,23 @@ def _round(us: float | None) -> float | None:
 
 
 def _plan_ops(
-    graph: LayoutGraph,
+    context: PlanContext,
     node: KernelNode,
     index: int,
     uniform: int | None,
     uniform_name: str,
-    lab: Lab,
+    lab: Knows,
     program: Program,
     position: int,
-    errors: Errors,
 ) -> list[PlanOp]:
+    graph = context.graph
     choice = node.choices[index]
     known = lab.of(node.workload, choice)
     schedule = Schedule.from_json(json.loads(known.best[0])) if known.best else None
     assignment = node.assignment(choice)
     costs = program.problem.nodes[position].costs
     uniform_us = costs[uniform] if uniform is not None else None
+    why = _why(node, index, uniform, uniform_name, costs, context.pins.get(node.root, ""))
     found = []
     for name in node.members:
         op = graph.by_name[name]
@@ -234,8 +236,8 @@ def _plan_ops(
                 predicted_us=_round(costs[index]) if is_root else None,
                 measured_us=_round(known.best_us) if is_root else None,
                 uniform_us=_round(uniform_us) if is_root else None,
-                rel_error=_rel_error(errors, name, choice) if is_root else None,
-                why=_why(node, index, uniform, uniform_name, costs) if is_root else "follows its kernel",
+                rel_error=_rel_error(context.errors, name, choice) if is_root else None,
+                why=why if is_root else "follows its kernel",
             )
         )
     return found
@@ -246,11 +248,14 @@ def _rel_error(errors: Errors, name: str, choice: Candidate | None) -> float | N
     return float(f"{error:.3g}") if error is not None else None
 
 
-def _why(node: KernelNode, index: int, uniform: int | None, uniform_name: str, costs: Sequence[float]) -> str:
+def _why(
+    node: KernelNode, index: int, uniform: int | None, uniform_name: str, costs: Sequence[float], pinned: str
+) -> str:
+    pins = [f"pinned by {pinned}"] if pinned else []
     if len(node.choices) == 1:
-        return "frozen: original layout" if node.choices[0] is None else "its only candidate"
+        return "frozen: original layout" if node.choices[0] is None else next(iter(pins), "its only candidate")
     fastest = min(range(len(costs)), key=lambda i: costs[i])
-    parts = []
+    parts = pins
     if index == fastest:
         parts.append("fastest kernel of its candidates")
     else:
@@ -266,7 +271,7 @@ def _why(node: KernelNode, index: int, uniform: int | None, uniform_name: str, c
 
 
 def _plan_transforms(
-    graph: LayoutGraph, assignment: Mapping[str, Candidate], border: Border, lab: Lab
+    graph: LayoutGraph, assignment: Mapping[str, Candidate], border: Border, lab: Knows
 ) -> list[PlanTransform]:
     ids = {op.name: op.id for op in graph.ops}
     readers: dict[str, list[str]] = {}

@@ -14,7 +14,8 @@ Samples = Mapping[str, tuple[float, ...]]
 def decisions(plan: LayoutPlan) -> list[object]:
     """What of a plan changes the compiled model."""
     borders = [plan.io_layouts] if plan.io_layouts else []
-    return [*((op.id, op.choice, op.schedule) for op in plan.ops), *borders]
+    pairs = [("pair", pair.first, pair.second, pair.schedule) for pair in plan.fusions]
+    return [*((op.id, op.choice, op.schedule) for op in plan.ops), *pairs, *borders]
 
 
 def plan_digest(plan: LayoutPlan) -> str:

@@ -15,13 +15,19 @@ import tvm
 from tvm import relax, tirx
 
 from layoutsearch.errors import LayoutSearchError
+from layoutsearch.layout import kinds
 from layoutsearch.layout.build import build_graph
 from layoutsearch.layout.candidate import Candidate
+from layoutsearch.layout.declare import is_external
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.layout import Layout
+from layoutsearch.layout.scopes import GLOBAL
+from layoutsearch.materialize.codegen import function_types, generated, inlined
 from layoutsearch.materialize.convert import materialize
+from layoutsearch.materialize.library import link_input
 from layoutsearch.materialize.lower import lower
 from layoutsearch.materialize.moves import move
+from layoutsearch.materialize.scopes import kernel_in_scopes
 from layoutsearch.materialize.writer import FunctionWriter
 from layoutsearch.measure import vector_work
 from layoutsearch.measure.marks import MARK
@@ -31,7 +37,7 @@ from layoutsearch.plan.apply import target_of
 from layoutsearch.plan.compile import apply_to, build_executable, compile, load_for
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.plan.steps import PlanStep, plan_steps
-from layoutsearch.schedule import BUILD_CONFIG, dispatch
+from layoutsearch.schedule import BUILD_CONFIG, dispatch, opencl
 from layoutsearch.schedule.target import TargetInfo
 from layoutsearch.schedule.value import Schedule
 from layoutsearch.toolchain import export
@@ -43,7 +49,8 @@ MARKED = "layoutsearch.search.jobs:build_marked"
 REFERENCE = "layoutsearch.search.jobs:build_reference"
 STOCK = "layoutsearch.search.jobs:build_stock"
 
-ArgSpec = tuple[tuple[int, ...], str]
+ArgSpec = tuple[tuple[int, ...], str] | tuple[tuple[int, ...], str, str]
+"""Shape, element type and, where it is no buffer, memory scope."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +125,9 @@ def lowered_kernel(job: KernelJob) -> tirx.PrimFunc:
     """
     module = tvm.ir.load_json(job.module_json)
     graph = build_graph(module, dict(job.axes))
-    if job.candidate:
-        choice = Candidate.parse(job.candidate)
-        assignment = {f"t{i}": choice if i == 0 else Candidate.uniform(choice.out) for i in range(job.members)}
+    choice = Candidate.parse(job.candidate) if job.candidate else None
+    if choice is not None:
+        assignment = {f"t{i}": choice if i == 0 else choice.follower for i in range(job.members)}
         module = materialize(module, graph, assignment).module
     else:
         free = [op.name for op in graph.ops if op.role is not Role.FROZEN]
@@ -133,7 +140,10 @@ def lowered_kernel(job: KernelJob) -> tirx.PrimFunc:
             if group[0] == "t0":
                 if len(group) != job.members:
                     raise LayoutSearchError(f"the kernel fused {len(group)} operators, expected {job.members}")
-                return functions[kernel.function]
+                func = functions[kernel.function]
+                if choice is not None and choice.has_textures:
+                    return kernel_in_scopes(func, lowered, module, choice)
+                return func
     prims = [f for f in functions.values() if isinstance(f, tirx.PrimFunc)]
     if len(prims) == 1:
         return prims[0]
@@ -148,6 +158,9 @@ def build_kernels(job: KernelJob) -> BuiltKernels:
     """Lower a workload in a candidate's layouts and build the next schedules of it."""
     target = tvm.target.Target(job.target)
     info = TargetInfo.from_target(target, job.threads)
+    external = external_function(job)
+    if external is not None:
+        return _build_external(job, external, target, info)
     func = lowered_kernel(job)
     if job.only:
         fresh = [Schedule.from_json(json.loads(text)) for text in job.only]
@@ -166,14 +179,55 @@ def build_kernels(job: KernelJob) -> BuiltKernels:
         functions[name] = scheduled.with_attr("global_symbol", name)
         schedules.append(_key(schedule))
     if functions:
-        export(_compiled(functions, target, info), job.output, target)
-    args = tuple((tuple(int(s) for s in p.ty.shape), str(p.ty.dtype)) for p in func.params)
+        extra = link_input(tvm.IRModule(functions), target)
+        export(compiled(functions, target, info), job.output, target, extra)
+    args = _arguments(func)
     return BuiltKernels(job.output, tuple(schedules), args, tuple(failed), not job.only and len(fresh) <= job.count)
 
 
-def _compiled(functions: dict[str, tirx.PrimFunc], target: tvm.target.Target, info: TargetInfo) -> Any:
+def external_function(job: KernelJob) -> relax.Function | None:
+    """The external function of a job in the candidate's layouts, if it is about one."""
+    module = tvm.ir.load_json(job.module_json)
+    graph = build_graph(module, dict(job.axes))
+    if graph.ops[0].op != kinds.EXTERN_CALL:
+        return None
+    if job.candidate:
+        module = materialize(module, graph, {"t0": Candidate.parse(job.candidate)}).module
+    return next(f for _, f in module.functions_items() if is_external(f))
+
+
+def _build_external(
+    job: KernelJob, function: relax.Function, target: tvm.target.Target, info: TargetInfo
+) -> BuiltKernels:
+    """A library with the function as its code generator makes it."""
+    schedule, name = _key(dispatch.LIBRARY), function_name(0)
+    args = [(tuple(int(s) for s in ty.shape.values), str(ty.dtype)) for ty in function_types(function)]
+    if schedule in job.known and not job.only:
+        return BuiltKernels(job.output, (), tuple(args), (), True)
+    with target:
+        made = generated(function.with_attr("global_symbol", name))
+    executable = compiled({}, target, info)
+    for one in made:
+        executable.mod.import_module(one)
+    export(executable, job.output, target, link_input(tvm.IRModule({name: function}), target))
+    return BuiltKernels(job.output, (schedule,), tuple(args), (), True)
+
+
+def compiled(functions: dict[str, tirx.PrimFunc], target: tvm.target.Target, info: TargetInfo) -> Any:
+    """A library of scheduled kernels by symbol, with the work that goes before each when it is timed."""
     with tvm.transform.PassContext(config=BUILD_CONFIG):
+        if target.kind.name == "opencl":
+            return tvm.compile(tvm.IRModule(functions), target, tir_pipeline=opencl.PIPELINE)
         return tvm.compile(tvm.IRModule({**functions, vector_work.SYMBOL: vector_work.build(info)}), target)
+
+
+def _arguments(func: tirx.PrimFunc) -> tuple[ArgSpec, ...]:
+    found: list[ArgSpec] = []
+    for param in func.params:
+        spec = tuple(int(s) for s in param.ty.shape), str(param.ty.dtype)
+        scope = str(param.scope())
+        found.append(spec if scope == GLOBAL else (*spec, scope))
+    return tuple(found)
 
 
 def build_transform(job: TransformJob) -> BuiltKernels:
@@ -192,8 +246,8 @@ def build_transform(job: TransformJob) -> BuiltKernels:
     schedule = dispatch.default(func, info)
     name = function_name(0)
     scheduled = dispatch.apply(func, schedule, info).with_attr("global_symbol", name)
-    export(_compiled({name: scheduled}, target, info), job.output, target)
-    args = tuple((tuple(int(s) for s in p.ty.shape), str(p.ty.dtype)) for p in func.params)
+    export(compiled({name: scheduled}, target, info), job.output, target)
+    args = _arguments(func)
     return BuiltKernels(job.output, (_key(schedule),), args, (), True)
 
 
@@ -252,7 +306,8 @@ def build_marked(job: PlanJob) -> BuiltMarked:
     if built.steps is not None:
         target = target_of(plan)
         for path, marker in ((built.plain, ""), (built.marked, MARK)):
-            export(build_executable(applied.module, target, marker, applied.proven), path, target)
+            built_one = build_executable(applied.module, target, marker, applied.proven)
+            export(built_one, path, target, link_input(applied.module, target))
     return built
 
 
@@ -265,10 +320,11 @@ def build_reference(job: PlanJob) -> str:
     loaded = loaded_for(job)
     target = tvm.target.Target(job.plan["target"])
     with target:
-        legal = relax.transform.LegalizeOps()(loaded.module)
+        legal = relax.transform.LegalizeOps()(inlined(loaded.module))
     info = TargetInfo.from_target(target, int(job.plan["device"]["threads"]))
     functions = {g: _plain_loops(f, info) if isinstance(f, tirx.PrimFunc) else f for g, f in legal.functions_items()}
-    executable = tvm.compile(tvm.IRModule(functions, attrs=legal.attrs), target)
+    module = tvm.IRModule(functions, attrs=legal.attrs)
+    executable = build_executable(module, target) if info.isa == "opencl" else tvm.compile(module, target)
     export(executable, job.output, target)
     return job.output
 
@@ -282,7 +338,12 @@ def build_stock(job: PlanJob) -> str:
 
 
 def _plain_loops(func: tirx.PrimFunc, info: TargetInfo) -> tirx.PrimFunc:
-    """The function with its loops parallel and vectorised, or as it is where they have no such form."""
+    """The function with its loops parallel and vectorised, or as it is where they have no such form.
+
+    For GPUs, its loops on work items: without, it would not build.
+    """
+    if info.isa == "opencl":
+        return dispatch.apply(func, dispatch.default(func, info), info)
     try:
         return dispatch.apply(func, dispatch.LOOPS, info)
     except LayoutSearchError:

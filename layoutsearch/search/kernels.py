@@ -298,7 +298,7 @@ class KernelLab:
             self._reporter.step(what)
             return None
         built: BuiltKernels = result.value
-        specs = tuple(TensorSpec(shape, dtype) for shape, dtype in built.args)
+        specs = tuple(TensorSpec(*arg) for arg in built.args)
         cold, size, out = _state(asked)
         shared = out is not None and out.axes[-1].letter == "C"
         calls = tuple(KernelCall(function_name(i), specs, cold, size, shared) for i in range(len(built.schedules)))

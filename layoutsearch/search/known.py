@@ -58,7 +58,17 @@ class Request:
     tries: int
 
 
-class Lab(Protocol):
+class Knows(Protocol):
+    """What plans are made from."""
+
+    def of(self, workload: Workload, choice: Candidate | None) -> Known:
+        """What is known of a candidate of a workload."""
+
+    def transform(self, key: TransformKey) -> Known:
+        """What is known of a transform."""
+
+
+class Lab(Knows, Protocol):
     """Measures kernels and transforms and remembers them: on a device, or from a recorded table."""
 
     @property
@@ -68,12 +78,6 @@ class Lab(Protocol):
     @property
     def failures(self) -> Mapping[str, int]:
         """How many failed, by status."""
-
-    def of(self, workload: Workload, choice: Candidate | None) -> Known:
-        """What is known of a candidate of a workload."""
-
-    def transform(self, key: TransformKey) -> Known:
-        """What is known of a transform."""
 
     def recall(self, requests: Sequence[Request], keys: Iterable[TransformKey] = ()) -> bool:
         """Know again what this run measured of these before it was stopped, and measure nothing; whether it did.

@@ -20,6 +20,8 @@ from layoutsearch.plan.apply import target_json
 from layoutsearch.search.budget import Budget
 from layoutsearch.search.kernels import KernelLab
 from layoutsearch.search.known import Lab
+from layoutsearch.search.pair_lab import PairLab
+from layoutsearch.search.pairs import PairTimer
 from layoutsearch.search.reference import reference_key
 from layoutsearch.search.reporter import Reporter
 from layoutsearch.search.setup import ModelSetup, template_versions
@@ -66,7 +68,8 @@ class Workplace:
 class Labs:
     """What measures kernels and whole models, and the device that it stands for.
 
-    `profile` is None where the device is not calibrated: nothing is bounded then.
+    `profile` is None where the device is not calibrated: nothing is bounded then. `pairs` is None where no pairs of
+    kernels can be timed: none are tried then.
     """
 
     lab: Lab
@@ -74,6 +77,7 @@ class Labs:
     identity: DeviceIdentity
     context: RecordContext
     profile: DeviceProfile | None
+    pairs: PairTimer | None = None
 
 
 class LabSource(Protocol):
@@ -132,8 +136,8 @@ class DeviceSource:
             workers = max(1, min(8, default_threads()))
             builder = stack.enter_context(Builder(workers=workers, preload=("layoutsearch.search.jobs",)))
             identity = device.identity()
-            templates = template_versions()
-            if not device.places_operands:
+            templates = template_versions(setup.target)
+            if setup.target.kind.name == "llvm" and not device.places_operands:
                 # Other numbers than those of our server: never read as the same.
                 templates += " flush-all"
                 place.reporter.note(
@@ -152,7 +156,10 @@ class DeviceSource:
                 device, builder, setup.source, place.samples, reference, place.folder, budget, reporter,
                 place.max_rel_error,
             )  # fmt: skip
-            yield Labs(lab, whole, identity, context, profile)
+            pairs = None
+            if setup.target.kind.name == "llvm":
+                pairs = PairLab(device, builder, place.store, context, target, place.folder, budget, reporter)
+            yield Labs(lab, whole, identity, context, profile, pairs)
 
     def _device(self) -> AbstractContextManager[Device]:
         """The device, not yet opened."""
@@ -163,6 +170,9 @@ class DeviceSource:
 
 def _profile(device: Device, setup: ModelSetup, place: Workplace) -> DeviceProfile | None:
     place.reporter.stage("device", 1)
+    if setup.target.kind.name != "llvm":
+        place.reporter.step(f"no limits are known for target {setup.target.kind.name}: the plan has no lower bound", 0)
+        return None
     if place.budget.left_s < _CALIBRATE_FROM_S and stored_profile(device, setup.target) is None:
         place.reporter.step("not calibrated, and this run is too short for it: the plan will have no lower bound", 0)
         return None

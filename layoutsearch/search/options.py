@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tvm
 
+from layoutsearch.layout.desired import DesiredLayouts
 from layoutsearch.layout.space import SearchSpace
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.search.tuners import KernelTuner
@@ -61,6 +62,7 @@ class TuneResult:
             "predicted_us": plan.objective["predicted_us"] if plan else None,
             "transforms": len(plan.transforms) if plan else None,
             "ops": len(plan.ops) if plan else None,
+            "pairs": len(plan.fusions) if plan else None,
             "accepted": bool(validation.get("accepted", False)),
             "seconds": round(self.seconds, 1),
             "kernels_measured": self.kernels_measured,
@@ -79,6 +81,7 @@ class TuneOptions:
     target: tvm.target.Target | str | dict[str, Any] | None = None
     threads: int | None = None
     space: str | os.PathLike[str] | SearchSpace | None = None
+    desired_layouts: DesiredLayouts | None = None
     trials: int = DEFAULT_TRIALS
     time_budget_s: float | None = None
     rpc: str | None = None
@@ -93,3 +96,4 @@ class TuneOptions:
     max_rel_error: float = MAX_REL_ERROR
     kernel_tuner: str = KernelTuner.TEMPLATE.value
     io_layout: str | Sequence[str] | Mapping[str, str] | None = None
+    externs: Sequence[str] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,6 +36,7 @@ class AssignmentSpace:
         parameters: one for each kernel with two candidates or more.
         size: entries of a solution, the kernels without a choice included; theirs are 0.
         about: what else makes the problem another one; enters the digest.
+        pinned: kernels whose only candidate a rule has pinned, with the text of it.
 
     Raises:
         ValueError: two parameters of one name, or two equal choices of a parameter.
@@ -43,6 +44,7 @@ class AssignmentSpace:
 
     parameters: tuple[Parameter, ...]
     size: int
+    pinned: tuple[tuple[str, str], ...] = ()
     about: str = ""
 
     def __post_init__(self) -> None:
@@ -54,16 +56,27 @@ class AssignmentSpace:
                 raise ValueError(f"{parameter.name} has two equal choices: {parameter.choices}")
 
     @classmethod
-    def of(cls, skeleton: Skeleton, names: Mapping[str, str] | None = None, about: str = "") -> AssignmentSpace:
-        """The parameters of a model, called as `names` calls their root operators (by variable), else as the root."""
-        found = []
+    def of(
+        cls,
+        skeleton: Skeleton,
+        names: Mapping[str, str] | None = None,
+        pinned: Collection[str] = (),
+        about: str = "",
+    ) -> AssignmentSpace:
+        """The parameters of a model, called as `names` calls their root operators (by variable), else as the root.
+
+        `pinned` are the roots that a rule may have left one candidate.
+        """
+        found, only = [], []
         for index, node in enumerate(skeleton.nodes):
+            name = (names or {}).get(node.root, node.root)
             if len(node.choices) > 1:
-                name = (names or {}).get(node.root, node.root)
                 found.append(Parameter(name, tuple(str(choice) for choice in node.choices), index))
+            elif node.root in pinned:
+                only.append((name, str(node.choices[0])))
         for index, given in enumerate(skeleton.inputs, len(skeleton.nodes)):
             found.append(Parameter(f"input {given.name}", tuple(map(str, given.layouts)), index))
-        return cls(tuple(found), skeleton.size, about)
+        return cls(tuple(found), skeleton.size, tuple(only), about)
 
     @cached_property
     def distributions(self) -> dict[str, CategoricalDistribution]:
@@ -72,9 +85,9 @@ class AssignmentSpace:
 
     @cached_property
     def digest(self) -> str:
-        """Changes with any name, choice or order: Optuna lets none of them change within a study."""
-        about = [self.about] if self.about else []
-        text = json.dumps([*([p.name, p.choices, p.node] for p in self.parameters), self.size, *about])
+        """Changes with any name, choice or order: Optuna lets none of them change within a study; and with any pin."""
+        rest = [*([list(self.pinned)] if self.pinned else []), *([self.about] if self.about else [])]
+        text = json.dumps([*([p.name, p.choices, p.node] for p in self.parameters), self.size, *rest])
         return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
 
     def params(self, solution: Sequence[int]) -> dict[str, str]:

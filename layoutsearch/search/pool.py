@@ -126,6 +126,13 @@ class Pool:
             bound=self.bound,
         )
 
+    def allows(self, plan: LayoutPlan) -> bool:
+        """Whether a plan of this model uses candidates of the run only."""
+        ids = {op.name: op.id for op in self.context.graph.ops}
+        chosen = {op.id: op.choice for op in plan.ops}
+        # A frozen kernel may have no entry.
+        return all(chosen.get(ids[node.root]) in node.choices for node in self._skeleton.nodes)
+
     def empty_plan(self) -> LayoutPlan:
         """The plan of a model without a layout to choose."""
         return make_plan(self.context, build_program(Skeleton((), ()), self._lab), (), self._lab)

@@ -16,7 +16,7 @@ from layoutsearch.search.owner import Owner
 _DIGESTS = {
     "fingerprint": "is of another model or of other input shapes",
     "io_layout": "has another --io-layout",
-    "candidates": "has another --space",
+    "candidates": "has another --space, or other rules",
 }
 # Options that runs of before there was a choice had by default; of others, what is not written says nothing.
 _BEFORE = {"io_layout": None}

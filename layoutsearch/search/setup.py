@@ -14,12 +14,14 @@ import onnx
 import tvm
 
 from layoutsearch.layout.build import build_graph
-from layoutsearch.layout.candidates import enumerate_candidates, uniform_layouts
+from layoutsearch.layout.candidates import OpSpace, enumerate_candidates, uniform_layouts
+from layoutsearch.layout.desired import Desired
 from layoutsearch.layout.graph import LayoutGraph
 from layoutsearch.layout.io_layouts import AS_THEY_ARE, KEEP_ALL, BorderRules, IoLayouts
 from layoutsearch.layout.layout import Layout
+from layoutsearch.layout.narrow import narrow
 from layoutsearch.layout.space import SearchSpace, builtin_space, load_space
-from layoutsearch.layout.unmatched import unmatched_rules
+from layoutsearch.layout.unmatched import unmatched_layouts, unmatched_rules
 from layoutsearch.measure.device import DeviceIdentity
 from layoutsearch.measure.operand_state import PROTOCOL
 from layoutsearch.measure.records import RecordContext
@@ -28,15 +30,18 @@ from layoutsearch.model.canonicalize import canonicalize
 from layoutsearch.model.fingerprint import fingerprint
 from layoutsearch.model.load import LoadedModel, load
 from layoutsearch.plan.apply import target_json
-from layoutsearch.schedule import metaschedule
+from layoutsearch.schedule import metaschedule, pair
+from layoutsearch.schedule.dispatch import LIBRARY
+from layoutsearch.schedule.templates import workitems
 from layoutsearch.schedule.value import TEMPLATES
+from layoutsearch.search.externs import with_externs
 from layoutsearch.search.jobs import file_stamp
 from layoutsearch.search.numerics import Errors, algorithm_errors, within
 from layoutsearch.search.parameters import AssignmentSpace
 from layoutsearch.search.skeleton import Skeleton, build_skeleton
 from layoutsearch.search.whole import MAX_REL_ERROR, ModelSource
 from layoutsearch.search.workloads import kernel_nodes
-from layoutsearch.targets import as_target, has_feature
+from layoutsearch.targets import as_target, check_textures, has_feature
 
 
 @dataclass(frozen=True)
@@ -52,10 +57,11 @@ class ModelSetup:
         anchors: indices of the nodes whose root is layout-sensitive.
         layouts: uniform layouts of the search space.
         fingerprint: of the canonical module.
-        notes: rules of a user's search space that match nothing, a line each.
+        notes: rules of a user's that match nothing, a line each.
         errors: of operators by algorithms that are not exact, see `search.numerics`.
         io_layouts: what the user wants of inputs and outputs.
         rules: what that means for this model.
+        pins: what pins an operator, in words, by bound variable.
     """
 
     loaded: LoadedModel
@@ -70,13 +76,14 @@ class ModelSetup:
     errors: Errors = field(default_factory=dict, hash=False)
     io_layouts: IoLayouts = AS_THEY_ARE
     rules: BorderRules = KEEP_ALL
+    pins: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @cached_property
     def assignments(self) -> AssignmentSpace:
         """The choices of a search, called as the plan calls the operators."""
         # What an assignment costs depends on the border, so it is another study.
         about = " ".join(self.io_layouts.words or ())
-        return AssignmentSpace.of(self.skeleton, {op.name: op.id for op in self.graph.ops}, about)
+        return AssignmentSpace.of(self.skeleton, {op.name: op.id for op in self.graph.ops}, self.pins.keys(), about)
 
     def context(self, device: DeviceIdentity, templates: str) -> RecordContext:
         """Context of the records that are made on a device."""
@@ -97,6 +104,8 @@ def set_up(
     target: Any = None,
     space: SearchSpace | str | os.PathLike[str] | None = None,
     max_rel_error: float = MAX_REL_ERROR,
+    desired: Sequence[Desired] = (),
+    externs: Sequence[str] = (),
     io_layouts: IoLayouts = AS_THEY_ARE,
 ) -> ModelSetup:
     """Load a model and build its layout problem.
@@ -108,22 +117,21 @@ def set_up(
         target: what code is built for; this CPU by default.
         space: search space; the one shipped for the target by default.
         max_rel_error: candidates whose operator alone is off by more are left out.
+        desired: layouts that are wanted beside the search space.
+        externs: external libraries that may compute operators, see `check_externs`.
         io_layouts: layouts of inputs and outputs.
 
     Raises:
         ModelError: the model cannot be read.
-        SpaceError: the search-space file is wrong, or an input or output cannot have its layout.
+        SpaceError: the search-space file is wrong, or what is wanted cannot be, of an input or output too.
     """
     loaded = model if isinstance(model, LoadedModel) else load(model, shapes)
     tvm_target = as_target(target)
     canonical = canonicalize(loaded.module)
     graph = build_graph(canonical)
     border = io_layouts.rules(graph, [i.name for i in loaded.inputs], [o.name for o in loaded.outputs])
-    rules = _space(space, tvm_target)
-    notes = tuple(unmatched_rules(rules, graph)) if space is not None else ()
-    spaces = enumerate_candidates(graph, rules)
-    errors = algorithm_errors(canonical, graph, spaces)
-    spaces = within(spaces, errors, max_rel_error)
+    found = candidates_of(canonical, graph, tvm_target, space, desired, max_rel_error, externs)
+    spaces = found.spaces
     nodes = kernel_nodes(canonical, graph, spaces)
     anchors = {op.name for op in graph.anchors}
     return ModelSetup(
@@ -135,17 +143,63 @@ def set_up(
         anchors=tuple(i for i, node in enumerate(nodes) if node.root in anchors),
         layouts=tuple(uniform_layouts([spaces[op.name] for op in graph.anchors])),
         fingerprint=fingerprint(canonical),
-        notes=notes,
-        errors=errors,
+        notes=found.notes,
+        errors=found.errors,
+        pins={name: found.pinned for name, found in spaces.items() if found.pinned},
         io_layouts=io_layouts,
         rules=border,
     )
 
 
-def template_versions() -> str:
-    """Versions of all schedule templates and of the way kernels are timed: records made with others are not used."""
-    # A trace is the same kernel whatever the templates do.
-    own = {name: spec for name, spec in TEMPLATES.items() if name != metaschedule.NAME}
+@dataclass(frozen=True)
+class ModelCandidates:
+    """The candidates of a model.
+
+    Attributes:
+        rules: the search space they are of.
+        spaces: by bound variable.
+        errors: of operators by algorithms that are not exact.
+        notes: rules that match nothing, a line each.
+    """
+
+    rules: SearchSpace
+    spaces: Mapping[str, OpSpace]
+    errors: Errors
+    notes: tuple[str, ...]
+
+
+def candidates_of(
+    canonical: tvm.IRModule,
+    graph: LayoutGraph,
+    target: tvm.target.Target,
+    space: SearchSpace | str | os.PathLike[str] | None = None,
+    desired: Sequence[Desired] = (),
+    max_rel_error: float = MAX_REL_ERROR,
+    externs: Sequence[str] = (),
+) -> ModelCandidates:
+    """Candidates of every operator, see `set_up`.
+
+    Raises:
+        SpaceError: the search-space file is wrong, or what is wanted cannot be.
+    """
+    rules = with_externs(_space(space, target), externs)
+    notes = [*(unmatched_rules(rules, graph) if space is not None else ()), *unmatched_layouts(desired, graph)]
+    spaces = narrow(graph, rules, enumerate_candidates(graph, rules), desired)
+    check_textures(rules.source, [c for s in spaces.values() for c in s.candidates], target)
+    errors = algorithm_errors(canonical, graph, spaces)
+    return ModelCandidates(rules, within(spaces, errors, max_rel_error), errors, tuple(notes))
+
+
+def template_versions(target: tvm.target.Target | None = None) -> str:
+    """Versions of all schedule templates and of the way kernels are timed: records made with others are not used.
+
+    `target` is a CPU where it is None.
+    """
+    if target is not None and target.kind.name != "llvm":
+        return f"{workitems.NAME}{TEMPLATES[workitems.NAME].version} warm{WARMUP}"
+    # A trace, or a call of a library, is the same kernel whatever templates do; pairs of kernels are recorded apart.
+    apart = (metaschedule.NAME, pair.NAME, LIBRARY.template, workitems.NAME)
+    own = {name: spec for name, spec in TEMPLATES.items() if name not in apart}
     versions = {name: f"{name}{spec.version}.{spec.revision}".removesuffix(".0") for name, spec in own.items()}
     return ",".join(versions[name] for name in sorted(versions)) + f" {PROTOCOL} warm{WARMUP}"
 

@@ -13,6 +13,7 @@ from layoutsearch.cost.library import LibraryError
 from layoutsearch.cost.machine import Machine
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.layout.candidates import nearest
+from layoutsearch.layout.desired import parse_desired
 from layoutsearch.layout.io_layouts import IoLayouts
 from layoutsearch.layout.layout import Layout
 from layoutsearch.measure.records import RecordStore
@@ -22,16 +23,21 @@ from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.schedule.target import TargetInfo
 from layoutsearch.search.budget import Budget
 from layoutsearch.search.campaign import Campaign
+from layoutsearch.search.costs_file import costs_path, save_costs
 from layoutsearch.search.decide import Decision
 from layoutsearch.search.export import Bound, PlanContext
+from layoutsearch.search.externs import check_externs
+from layoutsearch.search.final_costs import final_costs
 from layoutsearch.search.finals import WholeTimes
 from layoutsearch.search.gap import CONFIDENCE, SearchState
+from layoutsearch.search.joining import Joining
 from layoutsearch.search.known import Request
 from layoutsearch.search.labs import DeviceSource, Labs, LabSource, Workplace
 from layoutsearch.search.lazy import LazySearch
 from layoutsearch.search.learned import Learned
 from layoutsearch.search.numerics import check_limit
 from layoutsearch.search.options import TuneOptions, TuneResult
+from layoutsearch.search.plan_costs import CostsError
 from layoutsearch.search.pool import Pool
 from layoutsearch.search.problem import NoAssignmentError
 from layoutsearch.search.reporter import NoteKeeper, Reporter, Silent
@@ -77,7 +83,14 @@ class _Run:
         self.io_layouts = IoLayouts.parse(options.io_layout)
         if source is not None and self.io_layouts.words:
             raise LayoutSearchError("--replay has the borders it was recorded with; leave --io-layout away")
+        check_externs(options.externs)
         self.tuner = KernelTuner.named(options.kernel_tuner)
+        self.desired = parse_desired(options.desired_layouts)
+        if self.target.kind.name != "llvm" and self.tuner is not KernelTuner.TEMPLATE:
+            raise LayoutSearchError(
+                f"--kernel-tuner {options.kernel_tuner} is for CPUs, not for target {self.target.kind.name}; "
+                "leave it away"
+            )
         if source is not None and self.tuner is not KernelTuner.TEMPLATE:
             raise LayoutSearchError("--replay has the schedules it was recorded with; leave --kernel-tuner away")
 
@@ -87,7 +100,15 @@ class _Run:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutsearch-")))
             self.setup: ModelSetup = set_up(
-                self.model, folder, options.shapes, self.target, options.space, options.max_rel_error, self.io_layouts
+                self.model,
+                folder,
+                options.shapes,
+                self.target,
+                options.space,
+                options.max_rel_error,
+                self.desired,
+                options.externs,
+                self.io_layouts,
             )
             for line in self.setup.notes:
                 self.reporter.note(line)
@@ -108,6 +129,7 @@ class _Run:
                     "kernel_tuner": None if self.tuner is KernelTuner.TEMPLATE else self.tuner.value,
                     "max_rel_error": options.max_rel_error,
                     "io_layout": self.io_layouts.words,
+                    "desired_layouts": [f"{d.key}={','.join(sorted(d.values))}" for d in self.desired],
                     "candidates": self.setup.assignments.digest,
                 },
             )
@@ -136,13 +158,25 @@ class _Run:
         target = TargetInfo.from_target(self.target, self.source.threads)
         learned = Learned(labs.context, profile, target, setup.fingerprint)
         context = PlanContext(
-            setup.loaded, setup.graph, setup.fingerprint, self.target, labs.identity, setup.errors, setup.rules
+            setup.loaded,
+            setup.graph,
+            setup.fingerprint,
+            self.target,
+            labs.identity,
+            setup.errors,
+            setup.pins,
+            setup.rules,
         )
         machine = Machine.of(profile, target)
         pool = Pool(context, setup.skeleton, setup.layouts, lab, self.budget, self.reporter)
         times = WholeTimes(self.store, labs.context, setup.fingerprint, labs.whole.weights)
+        joining = None
+        if labs.pairs is not None:
+            joining = Joining(
+                labs.pairs, setup.graph, setup.skeleton.nodes, labs.whole, times, self.budget, self.reporter
+            )
         self.decision = Decision(
-            pool, lab, labs.whole, times, learned.correction(), machine, self.out, self.budget, self.reporter
+            pool, lab, labs.whole, times, learned.correction(), machine, self.out, self.budget, self.reporter, joining
         )
         if not setup.graph.anchors:
             return self._nothing_to_choose()
@@ -197,10 +231,20 @@ class _Run:
         if best is None and not self.budget.interrupted:
             why = self.reporter.notes[-1] if self.reporter.notes else "no whole model was built"
             raise LayoutSearchError(f"no plan could be validated: {why}; {kept}")
+        if best is not None:
+            try:
+                costs = final_costs(context, setup.skeleton, lab, search.beliefs)
+                save_costs(costs, costs_path(self.decision.path))
+            except CostsError as error:
+                # The plan is there; only questions about it will have no answer.
+                self.reporter.note(str(error))
         self.run_file.finish(self.budget.interrupted)
-        return self._result(
-            best, _note(best, self.decision.is_uncontested) if best else f"stopped before a plan was validated; {kept}"
-        )
+        if best is None:
+            return self._result(None, f"stopped before a plan was validated; {kept}")
+        verdict = _verdict(best, self.decision.is_uncontested, bool(setup.pins))
+        if setup.pins and not setup.assignments.parameters:
+            verdict = f"the rules leave one assignment, which the plan is; {len(best.transforms)} transforms"
+        return self._result(best, verdict + _pairs(best))
 
     def _explored(self, campaign: Campaign, search: LazySearch, reserve_s: float) -> SearchState | None:
         """Where the search ends; None if some kernel has nothing that runs, which the decision explains."""
@@ -237,7 +281,7 @@ class _Run:
         plan = self.decision.first_plan()
         # Building and timing the finalists takes several times what the first plan took; but without a search there is
         # nothing to build, so half of what is left is for that at least.
-        wanted = _TIMING_S + 3.0 * (time.monotonic() - started - self.labs.whole.once_s)
+        wanted = _TIMING_S + 3.0 * (time.monotonic() - started - self.labs.whole.once_s) + self.decision.pairs_s
         return plan, min(wanted, self.budget.left_s / 2)
 
     def _first_layout(self, lanes: int) -> Layout:
@@ -268,8 +312,14 @@ class _Run:
         return self._result(plan, note)
 
 
-def _note(plan: LayoutPlan, is_uncontested: bool) -> str:
+def _pairs(plan: LayoutPlan) -> str:
+    return f"; {len(plan.fusions)} pairs of kernels are one kernel each" if plan.fusions else ""
+
+
+def _verdict(plan: LayoutPlan, is_uncontested: bool, has_pins: bool) -> str:
     validation = plan.validation
+    # A uniform layout is then the nearest to it that the rules allow.
+    as_allowed = ", as near as the rules allow" if has_pins else ""
     if validation["accepted"]:
         low, high = validation["speedup_ci"]
         return (
@@ -281,4 +331,4 @@ def _note(plan: LayoutPlan, is_uncontested: bool) -> str:
             f"there was no time to compare anything with {validation['baseline']}, which the plan is; "
             "give a longer --time-budget"
         )
-    return f"nothing beat {validation['baseline']}; the plan is that baseline"
+    return f"nothing beat {validation['baseline']}{as_allowed}; the plan is that baseline"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
 
+from layoutsearch.errors import SpaceError
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.candidates import OpSpace
 from layoutsearch.layout.facts import KernelFacts, kernel_facts
@@ -17,6 +18,7 @@ from layoutsearch.layout.groups import graph_groups
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.rules import why_illegal
 from layoutsearch.materialize.extract import Extractor
+from layoutsearch.materialize.library import library
 from layoutsearch.materialize.writer import FunctionWriter, substitute
 from layoutsearch.model.fingerprint import fingerprint
 
@@ -69,7 +71,7 @@ class KernelNode:
         """Candidate of every member under `choice`."""
         if choice is None:
             return {}
-        return {name: choice if i == 0 else Candidate.uniform(choice.out) for i, name in enumerate(self.members)}
+        return {name: choice if i == 0 else choice.follower for i, name in enumerate(self.members)}
 
 
 def kernel_nodes(canonical: tvm.IRModule, graph: LayoutGraph, spaces: Mapping[str, OpSpace]) -> tuple[KernelNode, ...]:
@@ -82,30 +84,81 @@ def kernel_nodes(canonical: tvm.IRModule, graph: LayoutGraph, spaces: Mapping[st
     nodes = []
     for group in graph_groups(graph):
         ops = [graph.by_name[n] for n in group]
-        choices = _choices(ops, spaces)
+        choices = choices_of(ops, spaces)
         parts = [group] if choices else [(n,) for n in group]
         for part in parts:
             members = [graph.by_name[n] for n in part]
             workload = _workload(extractor, members, size)
             workload = workloads.setdefault(workload.key, workload)
-            nodes.append(KernelNode(part, workload, choices if len(parts) == 1 else _choices(members, spaces)))
+            found = choices if len(parts) == 1 else choices_of(members, spaces)
+            nodes.append(KernelNode(part, workload, _computed(found, members, workload)))
     return tuple(nodes)
 
 
-def _choices(ops: list[OpNode], spaces: Mapping[str, OpSpace]) -> tuple[Candidate | None, ...]:
+def choices_of(ops: Sequence[OpNode], spaces: Mapping[str, OpSpace]) -> tuple[Candidate | None, ...]:
+    """Candidates of a kernel of `ops`, root first; empty if its members have no layout in common."""
     root, rest = ops[0], ops[1:]
     if root.role is Role.FROZEN:
         return (None,) if not rest or all(op.role is Role.FROZEN for op in rest) else ()
     found: list[Candidate | None] = []
     for candidate in spaces[root.name].candidates:
-        uniform = Candidate.uniform(candidate.out)
+        follower = candidate.follower
         allowed = all(
-            op.role is not Role.FROZEN and uniform in spaces[op.name].candidates and why_illegal(op, uniform) is None
+            op.role is not Role.FROZEN and spaces[op.name].allows(follower) and why_illegal(op, follower) is None
             for op in rest
         )
         if allowed:
             found.append(candidate)
+    if not found:
+        _check_scopes(root, rest, spaces)
     return tuple(found)
+
+
+def _check_scopes(root: OpNode, rest: Sequence[OpNode], spaces: Mapping[str, OpSpace]) -> None:
+    """Operators that have a layout in common become one kernel, whose result is in one memory scope.
+
+    Raises:
+        SpaceError: rules give them different ones.
+    """
+    for candidate in spaces[root.name].candidates:
+        follower = candidate.follower
+        if not all(_follows(op, follower, spaces) for op in rest):
+            continue
+        for op in rest:
+            reason = why_illegal(op, follower)
+            if not spaces[op.name].allows(follower):
+                reason = f"its rule {spaces[op.name].rule!r} has scope {', '.join(spaces[op.name].scopes)}"
+            if reason is not None:
+                raise SpaceError(
+                    f"rule {spaces[root.name].rule!r} puts {root.id} into {candidate.scope}, where {op.id}, which is "
+                    f"fused into its kernel, cannot be: {reason}; give both one scope"
+                )
+
+
+def _follows(op: OpNode, follower: Candidate, spaces: Mapping[str, OpSpace]) -> bool:
+    """Whether `op` can be fused behind another as far as layouts go."""
+    if op.role is Role.FROZEN or why_illegal(op, follower.in_buffers) is not None:
+        return False
+    return spaces[op.name].allows(follower, in_any_scope=True)
+
+
+def _computed(
+    choices: tuple[Candidate | None, ...], ops: list[OpNode], workload: Workload
+) -> tuple[Candidate | None, ...]:
+    """The choices without those whose external library does not compute what is fused with the operator.
+
+    Raises:
+        SpaceError: that leaves none.
+    """
+    if not any(c is not None and c.extern for c in choices):
+        return choices
+    function = tvm.ir.load_json(workload.module_json)["main"]
+    reasons = {c: library(c.extern).why_not_kernel(function, c) for c in choices if c is not None and c.extern}
+    kept = tuple(c for c in choices if c is None or reasons.get(c) is None)
+    if not kept:
+        choice, reason = next(iter(reasons.items()))
+        raise SpaceError(f"{ops[0].id} has no candidate: {choice}: {reason}; give it a layout without a library too")
+    return kept
 
 
 def _workload(extractor: Extractor, ops: list[OpNode], size: int) -> Workload:
@@ -135,7 +188,10 @@ def _without_scalars(module: tvm.IRModule) -> tvm.IRModule:
             output = not isinstance(binding.var, tvm.relax.DataflowVar)
             env[binding.var] = writer.bind(binding.var.name, substitute(value, env), output=output)
         writer.end_block(dataflow=True)
-    return tvm.IRModule({tvm.ir.GlobalVar("main"): writer.function(main.params, substitute(main.body.body, env))})
+    rest = {g: f for g, f in module.functions_items() if g.name_hint != "main"}
+    return tvm.IRModule(
+        {**rest, tvm.ir.GlobalVar("main"): writer.function(main.params, substitute(main.body.body, env))}
+    )
 
 
 def _parameter_axes(module: tvm.IRModule, ops: list[OpNode]) -> tuple[tuple[str, str], ...]:

@@ -168,8 +168,15 @@ def test_a_model_with_nothing_to_choose(files: Path, tmp_path: Path, capfd: Capt
 def test_the_same_in_python(files: Path, tmp_path: Path) -> None:
     module = nets.stem((1, 3, 16, 16))
     plan = layoutsearch.tune(
-        module, space=files / "space.toml", trials=1, threads=1, out=tmp_path / "out", time_budget="12s"
+        module,
+        space=files / "space.toml",
+        desired_layouts={"nn.conv2d": ["NCHW", "OIHW"]},
+        trials=1,
+        threads=1,
+        out=tmp_path / "out",
+        time_budget="12s",
     )
+    assert {str(op.choice) for op in plan.ops if op.kind == "conv2d"} == {"NCHW,OIHW,NCHW"}
     assert plan == layoutsearch.LayoutPlan.load(tmp_path / "out" / "plan.json")
     assert layoutsearch.compile(module, plan) is not None
     assert tvm.compile(module, tvm.target.Target(dict(plan.target)), relax_pipeline=layoutsearch.pipeline(plan))

@@ -65,6 +65,7 @@ RULE = '[[rule]]\nname = "all"\nmatch = {}\nlayouts = ["NCHW"]\n'
     [
         (HEAD + RULE + 'layout = ["NHWC"]\n', r"s.toml, line 8: .*'layout' was unexpected"),
         (HEAD + RULE + RULE.replace("match = {}", 'match = { ops = "add" }'), r"line 10: .*'ops' was unexpected"),
+        (HEAD + RULE.replace("match = {}", 'match = { position = "second" }'), r"line 6: 'second' is not one of"),
         (HEAD + "block = 3\n" + RULE, r"line 4: .*'block' was unexpected"),
         (HEAD + "# speed = 1\n" + RULE + "[speed]\nx = 1\n", r"line 9: .*'speed' was unexpected"),
         (HEAD + RULE + RULE.replace('["NCHW"]', '"NCHW"'), r"line 11: 'NCHW' is not of type 'array'"),
@@ -157,6 +158,17 @@ def test_no_rule_for_an_operator_is_an_error() -> None:
         ("out_channels = { min = 24 }", {"wide", "depthwise", "grouped"}),
         ('id = "conv2d_depthwise:*"', {"depthwise"}),
         ('op = "nn.conv2d", kernel = [1, 1], stride = [1, 1]', {"wide"}),
+        ("dense = true", {"stem"}),
+        ('dense = false, op = "nn.conv2d"', {"wide", "depthwise", "grouped"}),
+        ('dtype = "float32"', {"stem", "wide", "depthwise", "grouped"}),
+        ('dtype = "int8"', set()),
+        ('name = "conv2d_?"', {"stem"}),
+        ('name = "conv2d_*:*"', {"wide", "depthwise", "grouped"}),
+        ('op = "nn.conv2d", position = "first"', {"stem"}),
+        ('op = "nn.conv2d", position = "last"', {"grouped"}),
+        ('kernel = [3, 3], stride = [1, 1], position = "first"', {"depthwise"}),
+        ('kind = "conv2d_grouped", position = "first"', {"grouped"}),
+        ('kind = "max_pool2d", position = "first"', set()),
     ],
 )
 def test_what_rules_match(match: str, hits: set[str]) -> None:
@@ -166,5 +178,27 @@ def test_what_rules_match(match: str, hits: set[str]) -> None:
 
     graph = graph_of(3, body)
     names = dict(zip((op.name for op in graph.ops), ("stem", "wide", "depthwise", "grouped"), strict=True))
-    found = space(f"match = {{ {match} }}\nlayouts = ['NCHW']", 'match = {}\nlayouts = ["NCHW"]')
-    assert {names[op.name] for op in graph.ops if found.rule_for(op).name == "rule0"} == hits
+    found = space(f"match = {{ {match} }}\nlayouts = ['NCHW']", 'match = {}\nlayouts = ["NCHW"]').rules_for(graph)
+    assert {names[op.name] for op in graph.ops if found[op.name][0].name == "rule0"} == hits
+
+
+@pytest.mark.parametrize(
+    ("match", "hits"),
+    [
+        ("kernel = [3, 2]", {"max_pool2d_0"}),
+        ("stride = [2, 2]", {"max_pool2d_0", "avg_pool2d_0"}),
+        ("in_channels = { min = 20 }", {"avg_pool2d_0", "adaptive_avg_pool2d_0"}),
+        ("out_channels = 24", {"conv2d_0", "avg_pool2d_0", "adaptive_avg_pool2d_0"}),
+        ('op = "nn.adaptive_avg_pool2d", kernel = [1, 1]', set()),
+        ("pointwise = false", {"conv2d_0"}),
+    ],
+)
+def test_pools_have_windows_and_channels(match: str, hits: set[str]) -> None:
+    def body(n: nets.Net, x: nets.relax.Expr) -> nets.relax.Expr:
+        y = n.emit(nets.relax.op.nn.max_pool2d(x, pool_size=(3, 2), strides=2))
+        y = n.emit(nets.relax.op.nn.avg_pool2d(n.conv(y, 24, 3), pool_size=2, strides=2))
+        return n.emit(nets.relax.op.nn.adaptive_avg_pool2d(y, (1, 1)))
+
+    graph = graph_of(16, body)
+    found = space(f"match = {{ {match} }}\nlayouts = ['NCHW']").rules_for(graph)
+    assert {name for name, rules in found.items() if rules} - {"add_0"} == hits

@@ -27,9 +27,9 @@ def machine(root: Path) -> None:
 def test_data_caches_by_level_with_how_many_there_are(tmp_path: Path) -> None:
     machine(tmp_path)
     assert describe_caches(tmp_path, range(4), tmp_path / "none") == [
-        {"level": 1, "bytes": 48 << 10, "count": 4},
-        {"level": 2, "bytes": 2 << 20, "count": 2},
-        {"level": 3, "bytes": 32 << 20, "count": 1},
+        {"level": 1, "bytes": 48 << 10, "whole": 48 << 10, "count": 4},
+        {"level": 2, "bytes": 2 << 20, "whole": 2 << 20, "count": 2},
+        {"level": 3, "bytes": 32 << 20, "whole": 32 << 20, "count": 1},
     ]
 
 

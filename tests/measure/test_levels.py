@@ -98,3 +98,10 @@ def test_a_last_cache_that_holds_twice_what_was_told_does_not_make_memory_fast()
     """As within a virtual machine, which can count on a part of it."""
     levels = levels_of(curve(), (*CAPACITIES[:2], CAPACITIES[2] // 2), 0.0)
     assert levels[-1].gb_s <= RATES[-2] / 1.5
+
+
+def test_what_fits_into_the_whole_last_cache_says_nothing_of_memory() -> None:
+    """A quarter is counted on and all of it is there, as for a guest whose neighbours rest: the curve falls at last."""
+    counted = (*CAPACITIES[:2], CAPACITIES[2] // 4)
+    assert levels_of(curve(), counted, 0.0)[-1].gb_s > 2 * RATES[-1]
+    assert levels_of(curve(), counted, 0.0, CAPACITIES[2])[-1].gb_s <= 1.35 * RATES[-1]

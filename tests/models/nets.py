@@ -98,6 +98,19 @@ def depthwise_separable(shape: Sequence[int] = (1, 8, 11, 13)) -> tvm.IRModule:
     return build(shape, body=lambda n, x: n.conv(n.relu(n.depthwise(n.conv_relu(x, 24, 1))), 16, 1))
 
 
+def inverted_residuals(shape: Sequence[int] = (1, 8, 22, 18)) -> tvm.IRModule:
+    """A stem and three inverted residual blocks, two of them alike, the last with stride 2, as in MobileNetV2."""
+
+    def body(n: Net, x: relax.Expr) -> relax.Expr:
+        x = n.conv_relu(x, 24, stride=2)
+        for out, stride in ((24, 1), (24, 1), (40, 2)):
+            y = n.conv(n.relu(n.depthwise(n.conv_relu(x, 48, 1), stride=stride)), out, 1)
+            x = n.emit(relax.op.add(y, x)) if stride == 1 else y
+        return x
+
+    return build(shape, body=body)
+
+
 def conv_pool_conv(shape: Sequence[int] = (1, 8, 12, 16)) -> tvm.IRModule:
     """Convolution, max pool, convolution."""
 

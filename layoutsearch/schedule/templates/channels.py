@@ -85,6 +85,18 @@ class ChannelsKernel:
         total = c.batch * channel_tiles * pixels
         return [b.parallel("task", total, task, enabled=self.threads > 1 and c.flops > 50_000)]
 
+    def rows_of(self, n: Expr, first: Expr, count: int) -> tirx.Stmt:
+        """`count` rows of one image from row `first` on, one tile of channels after the other, on one thread."""
+        tiles = self.lanes.tiles(self.vectors)
+
+        def channel_tile(channel: Expr) -> tirx.Stmt:
+            space, tile = b.unravel(channel, (self.lanes.spaces, tiles))
+            (space, tile), bound = b.bind_all(space=space, tile=tile)
+            rows = b.loop("row", count, lambda i: self._channel_tile(n, space, tile, tiles, first + i, None))
+            return b.seq([*bound, rows])
+
+        return b.loop("channel", self.lanes.spaces * tiles, channel_tile)
+
     def _uniform(self) -> bool:
         return len(self.c.columns) == 1 and self.c.columns[0].always_inside(self.c.width)
 

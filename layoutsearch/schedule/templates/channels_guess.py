@@ -40,6 +40,12 @@ def schedules(c: Contraction, target: TargetInfo) -> list[Schedule]:
     return out[:24]
 
 
+def tiles(c: Contraction, target: TargetInfo) -> list[tuple[int, int]]:
+    """(vectors, tile) pairs for loops over taps outside of those over channels, best guesses first."""
+    fused, lanes = c.fused(), Lanes.of(c, target)
+    return _ranked(fused, lanes, target, _short(fused, lanes))
+
+
 def _is_streamed(c: Contraction, target: TargetInfo) -> bool:
     """Whether each weight is used once and comes from beyond the second cache, so that only its way here counts."""
     one = c.batch == 1 and sum(p.count for p in c.rows) == 1 and sum(p.count for p in c.columns) == 1

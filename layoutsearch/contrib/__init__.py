@@ -1,0 +1,1 @@
+"""Optional parts: each needs an extra of its own."""
