@@ -15,7 +15,7 @@ from rich.console import Console
 
 from layoutsearch.cli.bench import bench
 from layoutsearch.cli.device import device
-from layoutsearch.cli.options import desired_layout_option, extern_option
+from layoutsearch.cli.options import desired_layout_option, extern_option, io_layout_option
 from layoutsearch.cli.plan import plan_command
 from layoutsearch.cli.space import space
 from layoutsearch.errors import LayoutSearchError

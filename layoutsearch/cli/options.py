@@ -60,6 +60,16 @@ def parse_metaschedule(budget: str | None, database: str | None) -> MetaSchedule
     return MetaScheduleOptions(seconds, Path(database).resolve() if database else None)
 
 
+def io_layout_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Layouts of the compiled module's inputs and outputs."""
+    return click.option(
+        "--io-layout",
+        multiple=True,
+        metavar="keep|free|NAME=NHWC",
+        help="Layout of an input or output of the compiled module; free: the fastest of every one. Repeatable.",
+    )(command)
+
+
 def parse_target(text: str | None) -> Any:
     """`--target`: JSON, or TVM's older text such as `llvm -mcpu=skylake-avx512`, or a tag.
 

@@ -20,6 +20,8 @@ from layoutsearch.layout.declare import is_external
 
 CONSTANT = "constant"
 UNKNOWN = "unknown"
+OPAQUE = ""
+"""Name of what is called and is no kernel: an external function, say, that may write to what it is given."""
 _RESHAPES = ("relax.reshape", "vm.builtin.reshape")
 
 
@@ -64,6 +66,11 @@ class CallTrace:
     calls: tuple[KernelCall, ...]
     results: tuple[Place, ...]
     strays: tuple[str, ...]
+
+    @property
+    def kernels(self) -> tuple[KernelCall, ...]:
+        """The calls of PrimFuncs."""
+        return tuple(call for call in self.calls if call.function != OPAQUE)
 
 
 def trace_calls(module: tvm.IRModule, external: Collection[str] = ()) -> CallTrace:
@@ -167,7 +174,12 @@ class _Tracer:
             # The same memory under another shape.
             (of,), (seen,) = self._value(call.args[0], call.args[0].ty), self._fresh(ty)
             return (Place(of.base, of.offset, seen.bytes, seen.shape),)
-        return self._fresh(ty, "tensor" if name.rpartition(".")[2].startswith("alloc_") else UNKNOWN)
+        if name.rpartition(".")[2].startswith("alloc_"):
+            return self._fresh(ty)
+        given = tuple(p for a in call.args if isinstance(a, relax.Var) for p in self._value(a, a.ty))
+        if given:
+            self._calls.append(KernelCall(OPAQUE, given))
+        return self._fresh(ty, UNKNOWN)
 
     def _kernel(self, function: ir.GlobalVar, places: Places) -> None:
         steps = _host_calls(self._functions[function])

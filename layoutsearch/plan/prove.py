@@ -17,7 +17,7 @@ from tvm import relax, tirx
 from layoutsearch.errors import MaterializeError
 from layoutsearch.materialize.axes import hidden_transpose, wrong_axes
 from layoutsearch.materialize.copies import only_copies
-from layoutsearch.plan.calls import CONSTANT, UNKNOWN, KernelCall, Place, trace_calls
+from layoutsearch.plan.calls import CONSTANT, OPAQUE, UNKNOWN, KernelCall, Place, trace_calls
 from layoutsearch.plan.expected import Expectation, ExpectedCall, Value
 from layoutsearch.schedule.anatomy import Anatomy
 from layoutsearch.schedule.templates.stack import STACKS
@@ -136,6 +136,9 @@ class _Proof:
             waiting.setdefault(planned.function, []).append(planned)
         found = []
         for call in self._trace.calls:
+            if call.function == OPAQUE:
+                self._pass(call)
+                continue
             known = waiting.get(call.function)
             expected = known.pop(0) if known else self._loose(call, waiting.get("", []))
             if expected is None:
@@ -153,6 +156,8 @@ class _Proof:
     def final(self) -> None:
         calls = list(self._trace.calls)
         for expected in self._expectation.calls:
+            while calls and calls[0].function == OPAQUE:
+                self._pass(calls.pop(0))
             if calls and calls[0].function == expected.function:
                 self._match(calls.pop(0), expected)
             elif not self._became_memory(expected):
@@ -161,9 +166,17 @@ class _Proof:
                     if self._is_extra(calls)
                     else MaterializeError(f"{expected.name} is not in the final module")
                 )
-        if calls:
-            raise self._stray(calls[0])
+        for call in calls:
+            if call.function != OPAQUE:
+                raise self._stray(call)
+            self._pass(call)
         self._check_outputs()
+
+    def _pass(self, call: KernelCall) -> None:
+        """What no kernel has written may be the result of something else."""
+        for place in call.places:
+            if not self._memory.at(place) and not place.base.startswith("parameter"):
+                self._memory.write(place, _SOMETHING)
 
     def _is_extra(self, calls: Sequence[KernelCall]) -> bool:
         """Whether the next call is not one of those that are still to come."""

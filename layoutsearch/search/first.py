@@ -56,9 +56,12 @@ def first_plan(
     program = _by_order(setup)
     solution = solve(program.problem).assignment
     device = DeviceIdentity("", NOT_MEASURED, (), 0, threads or default_threads())
-    context = PlanContext(setup.loaded, setup.graph, setup.fingerprint, setup.target, device, setup.errors)
+    context = PlanContext(
+        setup.loaded, setup.graph, setup.fingerprint, setup.target, device, setup.errors, rules=setup.rules
+    )
     plan = make_plan(context, program, solution, _Nothing())
-    roots = {node.root: (index + 1, len(node.choices)) for node, index in zip(program.nodes, solution, strict=True)}
+    of_kernels = program.skeleton.of_kernels(solution)
+    roots = {node.root: (index + 1, len(node.choices)) for node, index in zip(program.nodes, of_kernels, strict=True)}
     ids = {op.id: op.name for op in setup.graph.ops}
     ops = []
     for op in plan.ops:

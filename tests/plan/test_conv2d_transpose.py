@@ -149,8 +149,8 @@ def test_2048_to_256_channels_on_7_by_7(io: tuple[str, ...]) -> None:
     applied = apply_plan(module, plan)
     trace = trace_calls(finished(applied))
     functions = {g.name_hint: f for g, f in applied.module.functions_items()}
-    copies = [c.function for c in trace.calls if only_copies(functions[c.function])]
-    assert len(trace.calls) - len(copies) == 1
+    copies = [c.function for c in trace.kernels if only_copies(functions[c.function])]
+    assert len(trace.kernels) - len(copies) == 1
     assert len(copies) == len(plan.transforms) == (0 if io else 2)
     assert [p.shape for p in (*trace.parameters, *trace.results)] == (
         [(1, 7, 7, 2048), (1, 14, 14, 256)] if io else [(1, 2048, 7, 7), (1, 256, 14, 14)]
@@ -191,7 +191,7 @@ def test_the_detector(choice: str, rest: str, space: Path) -> None:
         if rest == "NHWC":
             assert near == []
     functions = {g.name_hint: f for g, f in applied.module.functions_items()}
-    copies = [c for c in final.calls if only_copies(functions[c.function])]
+    copies = [c for c in final.kernels if only_copies(functions[c.function])]
     own = [c for c in applied.proven.calls if c.ops and only_copies(functions[c.function])]
-    became_memory = len(applied.proven.calls) - len(final.calls)
+    became_memory = len(applied.proven.calls) - len(final.kernels)
     assert len(plan.transforms) + len(own) - became_memory <= len(copies) <= len(plan.transforms) + len(own)

@@ -91,7 +91,7 @@ def test_the_transforms_of_the_final_module_are_those_of_the_plan(applied: Appli
     assert [(t.source, t.target) for t in plan.transforms] == [("NCHW", "NHWC"), ("NHWC", "NCHW")]
     functions = {g.name_hint: f for g, f in applied.module.functions_items()}
     final = trace_calls(finish(applied))
-    moves = [c.function for c in final.calls if only_copies(functions[c.function])]
+    moves = [c.function for c in final.kernels if only_copies(functions[c.function])]
     assert moves == [c.function for c in applied.proven.calls if c.is_transform]
 
 
