@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from layoutsearch.cli.options import desired_layout_option, extern_option
+from layoutsearch.cli.options import desired_layout_option, extern_option, io_layout_option
 
 if TYPE_CHECKING:
     from layoutsearch.search.space_report import OpReport
@@ -31,6 +31,7 @@ def space() -> None:
 @click.option("--space", "space_path", type=click.Path(), help="Search-space file; the shipped one by default.")
 @desired_layout_option
 @extern_option
+@io_layout_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def show(
     model: str,
@@ -39,16 +40,19 @@ def show(
     space_path: str | None,
     desired_layouts: tuple[str, ...],
     externs: tuple[str, ...],
+    io_layout: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Show for each op of MODEL its rule, its candidates, and why others are out. No device is needed."""
     from layoutsearch.cli.options import parse_target
     from layoutsearch.layout.desired import parse_desired
+    from layoutsearch.layout.io_layouts import IoLayouts
     from layoutsearch.model.shapes import parse_shapes
     from layoutsearch.search.space_report import space_report
 
     desired = parse_desired(desired_layouts)
-    report = space_report(model, parse_shapes(shapes) or None, parse_target(target), space_path, desired, externs)
+    io = IoLayouts.parse(io_layout)
+    report = space_report(model, parse_shapes(shapes) or None, parse_target(target), space_path, desired, externs, io)
     for note in report.notes:
         click.echo(f"warning: {note}", err=True)
     if as_json:
@@ -63,6 +67,9 @@ def show(
         if not op.follows:
             for line in _lines(op, followers.get(op.op.id, [])):
                 click.echo(line)
+    for one in report.border:
+        if one.layouts and io.words:
+            click.echo(f"{one.what}  {'any of ' if one.free else ''}{'  '.join(one.layouts)}")
 
 
 def _lines(report: OpReport, followers: list[str]) -> Iterator[str]:

@@ -8,12 +8,23 @@ import numpy as np
 
 from layoutsearch.cost.posterior import Evidence, Posterior
 from layoutsearch.layout.candidate import choice_text
+from layoutsearch.layout.kinds import Role
 from layoutsearch.plan.apply import target_json, tensor_id
 from layoutsearch.search.beliefs import Beliefs
 from layoutsearch.search.export import PlanContext
 from layoutsearch.search.known import Known, Lab
-from layoutsearch.search.plan_costs import EARLY, MEASURED, PREDICTED, Cost, CostNode, CostOp, CostTensor, PlanCosts
-from layoutsearch.search.skeleton import Skeleton, SkeletonTensor
+from layoutsearch.search.plan_costs import (
+    EARLY,
+    INPUT,
+    MEASURED,
+    PREDICTED,
+    Cost,
+    CostNode,
+    CostOp,
+    CostTensor,
+    PlanCosts,
+)
+from layoutsearch.search.skeleton import Skeleton, SkeletonInput, SkeletonTensor
 
 # Of the interval in which a predicted time lies at 80 %, and how many draws of all times it is read from.
 _LOW, _HIGH = 0.1, 0.9
@@ -46,9 +57,18 @@ def final_costs(context: PlanContext, skeleton: Skeleton, lab: Lab, beliefs: Bel
                 tuple(by_pair[node.workload.key, choice] for choice in node.choices),
             )
             for node in skeleton.nodes
-        ),
+        )
+        + tuple(_input(context, given) for given in skeleton.inputs),
         tensors=tuple(_tensor(tensor, moves_of.get(t, {}), ids) for t, tensor in enumerate(skeleton.tensors)),
     )
+
+
+def _input(context: PlanContext, given: SkeletonInput) -> CostNode:
+    """An input whose layout is a choice of its own."""
+    names = dict(zip((t.name for t in context.graph.inputs), (i.name for i in context.loaded.inputs), strict=True))
+    name = f"{INPUT} {names[given.name]}"
+    op = CostOp(name, name, INPUT, INPUT, Role.FROZEN)
+    return CostNode((op,), tuple(map(str, given.layouts)), (Cost(0.0, MEASURED),) * len(given.layouts))
 
 
 def _costs(known: list[Known], posterior: Posterior, evidence: Evidence) -> list[Cost]:

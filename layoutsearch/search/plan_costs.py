@@ -14,6 +14,8 @@ from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.search.problem import LayoutProblem, Node, Tensor, Use
 
 MEASURED, EARLY, PREDICTED = "measured", "measured early", "predicted"
+INPUT = "input"
+"""Kind of what stands for a model input whose layout is a choice of its own, at no cost."""
 
 
 class CostsError(LayoutSearchError):
@@ -48,11 +50,19 @@ class Cost:
 
 @dataclass(frozen=True)
 class CostNode:
-    """A kernel: its operators, root first, its candidates as text (empty where it has no choice), and their times."""
+    """A kernel: its operators, root first, its candidates as text (empty where it has no choice), and their times.
+
+    Or a model input in any of several layouts, `input NAME` of kind `INPUT`.
+    """
 
     members: tuple[CostOp, ...]
     choices: tuple[str, ...]
     costs: tuple[Cost, ...]
+
+    @property
+    def is_input(self) -> bool:
+        """Whether it is a model input, and no kernel."""
+        return self.members[0].kind == INPUT
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,14 @@ from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.desired import Desired
 from layoutsearch.layout.graph import LayoutGraph, OpNode, declared_choices
 from layoutsearch.layout.groups import graph_groups
+from layoutsearch.layout.io_layouts import AS_THEY_ARE, IoLayouts
 from layoutsearch.layout.kinds import Role
 from layoutsearch.layout.outside import outside
 from layoutsearch.layout.space import Rule
 from layoutsearch.model.canonicalize import canonicalize
 from layoutsearch.model.load import load
 from layoutsearch.plan.apply import target_json
+from layoutsearch.search.border_report import BorderReport, border_reports
 from layoutsearch.search.externs import check_externs
 from layoutsearch.search.setup import ModelCandidates, candidates_of
 from layoutsearch.search.workloads import choices_of
@@ -62,13 +64,15 @@ class OpReport:
 
 @dataclass(frozen=True)
 class SpaceReport:
-    """All operators in program order, the file that the rules are in, and rules that match nothing, a line each."""
+    """All operators in program order, the file that the rules are in, rules that match nothing, a line each, and the
+    model's inputs and outputs with the layouts that they may have."""
 
     source: str
     target: Mapping[str, Any]
     desired: tuple[str, ...]
     ops: tuple[OpReport, ...]
     notes: tuple[str, ...]
+    border: tuple[BorderReport, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The object that `space show --json` prints."""
@@ -77,6 +81,7 @@ class SpaceReport:
             "target": dict(self.target),
             "desired_layouts": list(self.desired),
             "ops": [op.to_json() for op in self.ops],
+            "border": [one.to_json() for one in self.border],
             "notes": list(self.notes),
         }
 
@@ -88,6 +93,7 @@ def space_report(
     space: str | None = None,
     desired: Sequence[Desired] = (),
     externs: Sequence[str] = (),
+    io_layouts: IoLayouts = AS_THEY_ARE,
 ) -> SpaceReport:
     """What a search of `model` would choose from; no device is needed.
 
@@ -95,8 +101,11 @@ def space_report(
         LayoutSearchError: the model cannot be read, a rule is wrong, or what is wanted cannot be.
     """
     check_externs(externs)
-    canonical, tvm_target = canonicalize(load(model, shapes).module), as_target(target)
+    loaded = load(model, shapes)
+    canonical, tvm_target = canonicalize(loaded.module), as_target(target)
     graph = build_graph(canonical)
+    names = [i.name for i in loaded.inputs], [o.name for o in loaded.outputs]
+    border = io_layouts.rules(graph, *names)
     found = candidates_of(canonical, graph, tvm_target, space, desired, externs=externs)
     reports = _reports(graph, found)
     return SpaceReport(
@@ -105,6 +114,7 @@ def space_report(
         tuple(str(d) for d in desired),
         tuple(reports[op.name] for op in graph.ops),
         found.notes,
+        border_reports(graph, border, *names, found.spaces),
     )
 
 

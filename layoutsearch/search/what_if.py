@@ -11,7 +11,7 @@ from layoutsearch.errors import SpaceError
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.desired import DEFAULT, Desired, most_specific, nearest_key
 from layoutsearch.plan.plan import LayoutPlan
-from layoutsearch.search.plan_costs import EARLY, MEASURED, PREDICTED, Cost, CostNode, CostsError, PlanCosts
+from layoutsearch.search.plan_costs import EARLY, INPUT, MEASURED, PREDICTED, Cost, CostNode, CostsError, PlanCosts
 from layoutsearch.search.problem import NoAssignmentError, restricted
 from layoutsearch.search.solve import solve
 
@@ -125,12 +125,13 @@ def what_if(plan: LayoutPlan, costs: PlanCosts, pins: Sequence[Desired]) -> What
             node.members[0].id, node.members[0].kind, node.choices[i], node.choices[j], node.costs[i], node.costs[j]
         )
         for node, i, j in zip(costs.nodes, now, after.assignment, strict=True)
-        if i != j
+        if i != j and not node.is_input
     )
+    of_kernels = [(n, i) for n, i in zip(costs.nodes, after.assignment, strict=True) if not n.is_input]
     have, will = _transforms(costs, now), _transforms(costs, after.assignment)
     return WhatIf(
         pins=tuple(map(str, pins)),
-        assignment={n.members[0].id: n.choices[i] for n, i in zip(costs.nodes, after.assignment, strict=True)},
+        assignment={n.members[0].id: n.choices[i] for n, i in of_kernels},
         before_us=problem.evaluate(now).total,
         best_us=solve(problem).cost,
         after_us=after.cost,
@@ -145,6 +146,7 @@ def what_if(plan: LayoutPlan, costs: PlanCosts, pins: Sequence[Desired]) -> What
 def _solution(plan: LayoutPlan, costs: PlanCosts) -> tuple[int, ...]:
     """The plan as a solution of the problem."""
     chosen = {op.id: str(op.choice) for op in plan.ops if op.choice is not None}
+    chosen |= {f"{INPUT} {i['name']}": i.get("layout", i.get("axes", "")) for i in plan.model["inputs"]}
     found = []
     for node in costs.nodes:
         text = chosen.get(node.members[0].id, "")
@@ -162,7 +164,7 @@ def _allowed(costs: PlanCosts, pins: Sequence[Desired]) -> dict[int, list[int]]:
     used: set[Desired] = set()
     allowed: dict[int, list[int]] = {}
     for number, node in enumerate(costs.nodes):
-        for position, member in enumerate(node.members):
+        for position, member in enumerate(() if node.is_input else node.members):
             pin = most_specific(member, pins)
             if pin is None:
                 continue
@@ -174,7 +176,7 @@ def _allowed(costs: PlanCosts, pins: Sequence[Desired]) -> dict[int, list[int]]:
                     continue
                 raise SpaceError(f"{pin}: {_why_none(node, fitting, member.id)}")
             allowed[number] = fitting
-    members = [member for node in costs.nodes for member in node.members]
+    members = [member for node in costs.nodes if not node.is_input for member in node.members]
     for pin in pins:
         if pin not in used:
             near = nearest_key(pin.key, members)
