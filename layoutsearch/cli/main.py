@@ -56,12 +56,7 @@ def cli() -> None:
     help="Source of schedules: metaschedule has TVM's search where there is no template, both let them race.",
 )
 @extern_option
-@click.option(
-    "--io-layout",
-    multiple=True,
-    metavar="keep|free|NAME=NHWC",
-    help="Layout of an input or output of the compiled module; free: the fastest of every one. Repeatable.",
-)
+@io_layout_option
 @click.option("--storage", metavar="FILE|URL", help="Of the Optuna study; OUT/study.journal by default.")
 @click.option("--replay", type=click.Path(dir_okay=False), help="A recorded table in the place of the device.")
 @click.option(

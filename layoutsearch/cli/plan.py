@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from layoutsearch.cli.options import desired_layout_option
+from layoutsearch.cli.options import desired_layout_option, io_layout_option
 
 
 @click.command(name="plan")
@@ -14,6 +14,7 @@ from layoutsearch.cli.options import desired_layout_option
 @click.option("--threads", type=click.IntRange(1), help="Threads of a kernel; all cores by default.")
 @click.option("--space", type=click.Path(), help="Search-space file; the one shipped for the target by default.")
 @desired_layout_option
+@io_layout_option
 @click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="Where to write plan.json.")
 def plan_command(
     model: str,
@@ -22,6 +23,7 @@ def plan_command(
     threads: int | None,
     space: str | None,
     desired_layouts: tuple[str, ...],
+    io_layout: tuple[str, ...],
     output: str,
 ) -> None:
     """Write a plan for MODEL without a device and without measuring.
@@ -40,6 +42,7 @@ def plan_command(
         threads=threads,
         space=space,
         desired_layouts=desired_layouts,
+        io_layout=io_layout,
     )
     plan.save(output)
     choices = [op.choice for op in plan.ops if op.choice is not None]

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import tvm
 from tvm import relax
 
 from layoutsearch.layout import kinds
@@ -95,8 +94,15 @@ class Expectation:
     readers: Mapping[str, tuple[str, ...]]
 
 
-class Expecting:
-    """What an assignment implies for its converted module, whatever kernels that is made of."""
+def expect(
+    materialized: Materialized,
+    kernels: Sequence[Kernel],
+    graph: LayoutGraph,
+    assignment: Mapping[str, Candidate],
+    border: Border,
+) -> Expectation:
+    """The calls of an assignment whose converted module was fused into `kernels`."""
+    return _Expecting(materialized, graph, assignment, border).run(kernels)
 
 
 def joined(expectation: Expectation, joins: Sequence[Join]) -> Expectation:
@@ -126,9 +132,7 @@ class _Expecting:
         self._position = {name: i for i, name in enumerate(self._calls)}
         self._moves = {t.name: t for t in materialized.transforms}
 
-    def calls(self, kernels: Sequence[Kernel], joins: Sequence[Join] = ()) -> Expectation:
-        """The calls where operators share kernels as `kernels` and, of two that became one, `joins` say."""
-        halves = {join.first[0]: len(join.first) for join in joins}
+    def run(self, kernels: Sequence[Kernel]) -> Expectation:
         found = []
         inside: set[str] = set()
         for kernel in kernels:
@@ -136,8 +140,8 @@ class _Expecting:
                 inside.update(group)
                 # A kernel of what the converted module did not have is nothing that is expected.
                 if all(name in self._position for name in group):
-                    found.append(replace(self._group(group, halves.get(group[0])), function=kernel.function))
-        found += [self._group((n,)) for n, call in self._calls.items() if n not in inside and _becomes_kernel(call)]
+                    found.append(replace(self._group(group), function=kernel.function))
+        found += [self._group((name,)) for name in self._calls if name not in inside]
         graph = self._graph
         made = made_layouts(graph, self._assignment, self._border)
         outputs = []
@@ -152,7 +156,7 @@ class _Expecting:
             {name: tuple(dict.fromkeys(op.id for op, _ in uses)) for name, uses in graph.consumers.items()},
         )
 
-    def _group(self, group: tuple[str, ...], half: int | None = None) -> ExpectedCall:
+    def _group(self, group: tuple[str, ...]) -> ExpectedCall:
         position = self._position[group[-1]]
         if group[0] in self._moves:
             move = self._moves[group[0]]
@@ -167,11 +171,6 @@ class _Expecting:
             return ExpectedCall(group[0], group, (), (), position=position, checked=False)
         known = [op for op in ops if op is not None]
         reads, makes = self._reads(known), self._makes(known[-1])
-        if half is not None:
-            # The second of two kernels that became one reads the same operand by a parameter of its own.
-            of_first = {t.name for op in known[:half] for t in op.results}
-            second = [r for r in self._reads(known[half:]) if r[0].tensor not in of_first]
-            reads = [*self._reads(known[:half]), *second]
         return ExpectedCall(
             known[0].id,
             group,
@@ -223,12 +222,6 @@ def _letters(layout: Layout | None) -> Letters | None:
     if layout is None or layout.name == axis_names(layout.ndim):
         return None
     return tuple(axis.letter.upper() for axis in layout.axes)
-
-
-def _becomes_kernel(call: relax.Call) -> bool:
-    """Whether an operator that is in no fusion group is lowered to a kernel; external functions are not."""
-    name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
-    return name == "relax.call_tir" or (bool(name) and not name.startswith("relax.call_"))
 
 
 def _leaves(args: Sequence[relax.Expr]) -> Iterator[Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.desired import DesiredLayouts, parse_desired
+from layoutsearch.layout.io_layouts import IoLayouts
 from layoutsearch.layout.transform import TransformKey
 from layoutsearch.measure.device import DeviceIdentity
 from layoutsearch.plan.apply import apply_plan
@@ -34,6 +35,7 @@ def first_plan(
     threads: int | None = None,
     space: str | os.PathLike[str] | None = None,
     desired_layouts: DesiredLayouts | None = None,
+    io_layout: str | Sequence[str] | Mapping[str, str] | None = None,
 ) -> LayoutPlan:
     """The plan whose layout-sensitive operators have the earliest candidates of their rules that fit together.
 
@@ -47,12 +49,21 @@ def first_plan(
         threads: threads of a kernel; all cores this process may use if None.
         space: search-space file; the one shipped for the target if None.
         desired_layouts: layouts that operators must have, see `layoutsearch.tune`.
+        io_layout: layouts of inputs and outputs, see `layoutsearch.tune`.
 
     Raises:
         LayoutSearchError: anything the user can mend; see its subclasses.
     """
     with tempfile.TemporaryDirectory(prefix="layoutsearch-") as folder:
-        setup = set_up(model, Path(folder), shapes, target, space, desired=parse_desired(desired_layouts))
+        setup = set_up(
+            model,
+            Path(folder),
+            shapes,
+            target,
+            space,
+            desired=parse_desired(desired_layouts),
+            io_layouts=IoLayouts.parse(io_layout),
+        )
     program = _by_order(setup)
     solution = solve(program.problem).assignment
     device = DeviceIdentity("", NOT_MEASURED, (), 0, threads or default_threads())
