@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import tvm
 from tvm import relax
 
 from layoutsearch.layout import kinds
@@ -141,7 +142,7 @@ class _Expecting:
                 # A kernel of what the converted module did not have is nothing that is expected.
                 if all(name in self._position for name in group):
                     found.append(replace(self._group(group), function=kernel.function))
-        found += [self._group((name,)) for name in self._calls if name not in inside]
+        found += [_alone(self._group((name,)), call) for name, call in self._calls.items() if name not in inside]
         graph = self._graph
         made = made_layouts(graph, self._assignment, self._border)
         outputs = []
@@ -222,6 +223,11 @@ def _letters(layout: Layout | None) -> Letters | None:
     if layout is None or layout.name == axis_names(layout.ndim):
         return None
     return tuple(axis.letter.upper() for axis in layout.axes)
+
+
+def _alone(expected: ExpectedCall, call: relax.Call) -> ExpectedCall:
+    """The call of an operator that is in no fusion group: an external function keeps its name."""
+    return replace(expected, function=call.op.name_hint) if isinstance(call.op, tvm.ir.GlobalVar) else expected
 
 
 def _leaves(args: Sequence[relax.Expr]) -> Iterator[Any]:

@@ -118,7 +118,7 @@ def _is(value: Value, wanted: Value) -> bool:
 
 class _Proof:
     def __init__(self, module: tvm.IRModule, expectation: Expectation) -> None:
-        self._trace = trace_calls(module, {call.function for call in expectation.calls})
+        self._trace = trace_calls(module, {call.function for call in expectation.calls if call.function})
         self._functions = {g.name_hint: f for g, f in module.functions_items() if isinstance(f, tirx.PrimFunc)}
         self._expectation = expectation
         self._memory = _Memory()
