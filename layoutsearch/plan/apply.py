@@ -266,7 +266,9 @@ def _vm_passes(marker: str = "", proven: Expectation | None = None) -> list[tvm.
 def _passes_for(
     target: tvm.target.Target | None, marker: str = "", proven: Expectation | None = None
 ) -> list[tvm.transform.Pass]:
-    return gpu_passes() if target is not None and target.kind.name == "opencl" else _vm_passes(marker, proven)
+    if target is None or target.kind.name != "opencl":
+        return _vm_passes(marker, proven)
+    return [*gpu_passes(), *([] if proven is None else [_proof(proven)])]
 
 
 def ApplyPlan(plan: LayoutPlan) -> tvm.transform.Pass:

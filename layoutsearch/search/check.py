@@ -91,7 +91,7 @@ def check_plan(
     try:
         applied = apply_plan(loaded.module, plan, target_of(plan))
         with target_of(plan):
-            vm_pipeline(proven=applied.proven)(applied.module)
+            vm_pipeline(target=target_of(plan), proven=applied.proven)(applied.module)
     except MaterializeError as wrong:
         return CheckResult(len(requested), 0, 0, math.inf, (str(wrong),))
     mismatches = [f"{kernel}: {reports[0]}" for kernel, reports in applied.slow_loops.items()]
