@@ -154,7 +154,7 @@ class _Placing:
                 self._constants.claim(args[i], scope, group)
                 args[i] = tvm.ir.GenericConst(args[i].value, self._typed(args[i].ty, scope))
         made = self._typed(call.ty_args[0], self._choices.result(group))
-        scopes = tuple(scope_of(ty) for ty in (*(arg.ty for arg in args), *_leaves(made)))
+        scopes = tuple(scope_of(ty) for ty in (*(arg.ty for arg in args), *leaves_of(made)))
         gv = self._version(origin, prims[origin], scopes)
         self.groups[gv.name_hint].append(group)
         return relax.Call(call.op, [gv, relax.Tuple(args), *call.args[2:]], call.attrs, [made])
@@ -247,8 +247,9 @@ def scope_of(ty: relax.Type) -> str:
     return str(device.memory_scope) if device is not None else GLOBAL
 
 
-def _leaves(ty: relax.Type) -> list[relax.Type]:
-    return [leaf for field in ty.fields for leaf in _leaves(field)] if isinstance(ty, relax.TupleType) else [ty]
+def leaves_of(ty: relax.Type) -> list[relax.Type]:
+    """Types of the tensors in a tuple, or the type itself."""
+    return [leaf for field in ty.fields for leaf in leaves_of(field)] if isinstance(ty, relax.TupleType) else [ty]
 
 
 def _in_scopes(func: tirx.PrimFunc, scopes: Sequence[str]) -> tirx.PrimFunc:
@@ -269,43 +270,7 @@ def _refuse_textures(expr: relax.Expr, what: str) -> None:
         parts = [expr.tuple_value]
     for part in parts:
         fields = part.fields if isinstance(part, relax.Tuple) else [part]
-        for ty in (leaf for field in fields for leaf in _leaves(field.ty)):
+        for ty in (leaf for field in fields for leaf in leaves_of(field.ty)):
             if scope_of(ty) != GLOBAL:
                 name = getattr(part, "name", "a tensor")
                 raise MaterializeError(f"{what} reads {name} in {scope_of(ty)}; only kernels read textures")
-
-
-def verify_scopes(placed: Lowered, graph: LayoutGraph, assignment: Assignment) -> None:
-    """Compare the scopes of all tensors, by their types and by the functions that read and write them.
-
-    Raises:
-        MaterializeError: names the first operator whose result or weights are elsewhere, and what is in a texture that
-            no operator asked for.
-    """
-    functions = {g.name_hint: f for g, f in placed.module.functions_items()}
-    groups = {kernel.function: list(kernel.groups) for kernel in placed.kernels}
-    for block in main_of(placed.module).body.blocks:
-        for binding in block.bindings:
-            call = binding.value
-            if not (isinstance(call, relax.Call) and call.op.same_as(_CALL_TIR)):
-                continue
-            function = call.args[0].name_hint
-            group = groups[function].pop(0) if groups.get(function) else ()
-            choices = [assignment[name] for name in group if name in assignment]
-            operands = list(call.args[1].fields)
-            results = [scope_of(ty) for ty in _leaves(call.ty_args[0])]
-            constants = {scope_of(a.ty) for a in operands if isinstance(a, tvm.ir.GenericConst)} - {GLOBAL}
-            wanted = {c.scope for c in choices} or {GLOBAL}
-            weights = {c.weight_scope for c in choices} - {GLOBAL}
-            name = next((op.id for op in graph.ops if op.name in group), function)
-            if set(results) != wanted:
-                raise MaterializeError(f"op {name}: the result is in {', '.join(results)}, requested {wanted.pop()}")
-            if constants != weights:
-                raise MaterializeError(
-                    f"op {name}: the weights are in {', '.join(constants) or GLOBAL}, "
-                    f"requested {', '.join(weights) or GLOBAL}"
-                )
-            have = [str(param.scope()) for param in functions[function].params]
-            typed = [*(scope_of(a.ty) for a in operands), *results]
-            if have[: len(typed)] != typed:
-                raise MaterializeError(f"op {name}: its kernel has scopes {have} where its types have {typed}")

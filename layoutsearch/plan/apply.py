@@ -21,7 +21,8 @@ from layoutsearch.layout.rules import initial_assignment, why_illegal
 from layoutsearch.materialize.codegen import run_codegen
 from layoutsearch.materialize.convert import Materialized, materialize
 from layoutsearch.materialize.lower import Lowered, lower
-from layoutsearch.materialize.scopes import put_in_scopes, verify_scopes
+from layoutsearch.materialize.scopes import put_in_scopes
+from layoutsearch.materialize.verify_scopes import verify_scopes
 from layoutsearch.model.canonicalize import canonicalize
 from layoutsearch.model.fingerprint import fingerprint
 from layoutsearch.plan.border import border_of

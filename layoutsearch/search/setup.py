@@ -35,6 +35,7 @@ from layoutsearch.schedule.dispatch import LIBRARY
 from layoutsearch.schedule.templates import workitems
 from layoutsearch.schedule.value import TEMPLATES
 from layoutsearch.search.externs import with_externs
+from layoutsearch.search.handed_out import in_buffers
 from layoutsearch.search.jobs import file_stamp
 from layoutsearch.search.numerics import Errors, algorithm_errors, within
 from layoutsearch.search.parameters import AssignmentSpace
@@ -132,7 +133,7 @@ def set_up(
     border = io_layouts.rules(graph, [i.name for i in loaded.inputs], [o.name for o in loaded.outputs])
     found = candidates_of(canonical, graph, tvm_target, space, desired, max_rel_error, externs)
     spaces = found.spaces
-    nodes = kernel_nodes(canonical, graph, spaces)
+    nodes = in_buffers(kernel_nodes(canonical, graph, spaces), graph, border)
     anchors = {op.name for op in graph.anchors}
     return ModelSetup(
         loaded=loaded,

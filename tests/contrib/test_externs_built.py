@@ -16,21 +16,24 @@ import tvm
 from tvm import relax
 
 import layoutsearch
-from layoutsearch.errors import ModelError
+from layoutsearch.errors import MaterializeError, ModelError
 from layoutsearch.layout.build import build_graph
 from layoutsearch.layout.candidates import enumerate_candidates
+from layoutsearch.layout.declare import is_external
 from layoutsearch.layout.space import load_space
 from layoutsearch.materialize.codegen import IMPORT, inlined
+from layoutsearch.materialize.externs import rewritten
 from layoutsearch.model import canonicalize
 from layoutsearch.model.samples import sample_inputs
-from layoutsearch.plan.apply import target_json
+from layoutsearch.plan.apply import apply_plan, target_json, vm_pipeline
+from layoutsearch.plan.prove import prove_scheduled
 from layoutsearch.search.jobs import KernelJob, build_kernels
 from layoutsearch.search.workloads import kernel_nodes
 from tests.contrib.made_codegen import partition
 from tests.contrib.onednn import needs_onednn
 from tests.materialize.test_externs import B8, B16, beside_a_convolution, chain
 from tests.models.interpreter import interpret
-from tests.models.nets import build
+from tests.models.nets import Net, build
 from tests.models.plans import SPACE, make_plan
 from tests.models.running import native_target, range_error
 
@@ -166,3 +169,28 @@ def test_a_sum_has_to_be_declared_like_the_result(tmp_path: Path) -> None:
     plan = make_plan(module, native_target(), seed=1)
     with pytest.raises(ModelError, match="parameter 2 is not declared NCHW16c as the result is"):
         layoutsearch.compile(module, plan, output=tmp_path / "model.so")
+
+
+def test_calls_of_functions_are_proven_like_kernels() -> None:
+    """The second of two reads what the first has read, of the same shape: that is not in the plan."""
+    module, target = partition(build((1, 16, 11, 14), body=same_shape), lambda _: B16), native_target()
+    applied = apply_plan(module, make_plan(module, target, seed=1))
+    names = [g.name_hint for g, f in applied.module.functions_items() if is_external(f)]
+    assert sum(c.function in names for c in applied.proven.calls) == 2
+    with target:
+        vm_pipeline(proven=applied.proven)(applied.module)
+    first, second = (b for b in bindings(applied.module) if isinstance(b.value.op, tvm.ir.GlobalVar))
+    wrong = relax.Call(second.value.op, [first.value.args[0], *second.value.args[1:]])
+    swapped = rewritten(applied.module, lambda name, value: wrong if name == second.var.name else value)
+    with pytest.raises(MaterializeError, match=r"operand 0 is .* the plan has"):
+        prove_scheduled(swapped, applied.proven)
+    with target, pytest.raises(MaterializeError):
+        vm_pipeline(proven=applied.proven)(swapped)
+
+
+def same_shape(n: Net, x: relax.Expr) -> relax.Expr:
+    return n.conv_relu(n.conv_relu(x, 16), 16)
+
+
+def bindings(module: tvm.IRModule) -> list[relax.Binding]:
+    return [b for block in module["main"].body.blocks for b in block.bindings if isinstance(b.value, relax.Call)]

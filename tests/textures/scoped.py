@@ -13,7 +13,8 @@ from layoutsearch.layout.candidate import Candidate
 from layoutsearch.layout.space import load_space
 from layoutsearch.materialize.convert import materialize
 from layoutsearch.materialize.lower import Lowered, lower
-from layoutsearch.materialize.scopes import put_in_scopes, verify_scopes
+from layoutsearch.materialize.scopes import put_in_scopes
+from layoutsearch.materialize.verify_scopes import verify_scopes
 from layoutsearch.plan.apply import schedule_kernels
 from layoutsearch.schedule.target import TargetInfo
 from layoutsearch.search.workloads import kernel_nodes

@@ -14,15 +14,19 @@ from tvm import relax
 import layoutsearch
 from layoutsearch.errors import InfeasibleError, LayoutSearchError, MaterializeError, PlanError, SpaceError
 from layoutsearch.layout.candidate import Candidate
+from layoutsearch.layout.io_layouts import IoLayouts
 from layoutsearch.layout.scopes import GLOBAL, TEXTURE, TEXTURE_NHWC, TEXTURE_WEIGHT, Texture
 from layoutsearch.materialize.convert import materialize
 from layoutsearch.materialize.lower import lower
 from layoutsearch.materialize.scopes import put_in_scopes, scope_of
+from layoutsearch.materialize.verify_scopes import verify_scopes
+from layoutsearch.model.load import load
 from layoutsearch.plan.apply import apply_plan
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.plan.schema import digests
 from layoutsearch.schedule.opencl import PIPELINE
 from layoutsearch.search.first import first_plan
+from layoutsearch.search.setup import set_up
 from tests.cli.running import call, refused
 from tests.materialize.cases import Case, assert_outputs
 from tests.models import nets
@@ -226,6 +230,23 @@ def test_weights_that_are_inputs_are_in_buffers() -> None:
         placed(case, {conv: choice, "relu_0": choice.follower})
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"scope": TEXTURE_NHWC}, "the result is in global.texture, requested global.texture-nhwc"),
+        ({"scope": GLOBAL}, "the result is in global.texture, requested global"),
+        ({"weight_scope": GLOBAL}, "the weights are in global.texture-weight, requested global"),
+    ],
+)
+def test_scopes_that_are_not_as_requested_are_found(asked: dict[str, str], words: str) -> None:
+    case = case_of(nets.build((1, 8, 5, 7), body=lambda n, x: n.relu(n.conv(x, 12, bias=False))))
+    choice = Candidate.of("NCHW4c", "OIHW4o", "NCHW4c", scope=TEXTURE, weight_scope=TEXTURE_WEIGHT)
+    lowered = placed(case, {"conv2d_0": choice, "relu_0": choice.follower})
+    other = replace(choice, **asked)
+    with pytest.raises(MaterializeError, match=f"^op conv2d:.*{words}"):
+        verify_scopes(lowered, case.graph, {"conv2d_0": other, "relu_0": other.follower})
+
+
 def shared_weights() -> Case:
     """Two convolutions whose weights are equal."""
 
@@ -297,6 +318,26 @@ def test_how_tensors_are_folded(scope: str, texels: tuple[int, int, int]) -> Non
     size = tvm.get_global_func("DeviceGetMemSize.opencl")
     extents = [tvm.tirx.IntImm("int64", s) for s in shape]
     assert int(size(extents, "float32", relax.VDevice(TARGET, 0, scope))) == row * texture.height * texture.depth
+
+
+@pytest.mark.parametrize("words", ["free", "NCHW4c", "NHWC"])
+def test_outputs_in_other_layouts_come_out_of_buffers(tmp_path: Path, words: str) -> None:
+    """Where nothing transforms it on its way out, the last kernel writes a buffer."""
+    module = net()
+    name = load(module).outputs[0].name
+    wanted = IoLayouts.parse(words if words == "free" else f"{name}={words}")
+    *before, last = set_up(module, tmp_path, target=TAG, io_layouts=wanted).skeleton.nodes
+    assert all(any(c is not None and c.scope != GLOBAL for c in node.choices) for node in before)
+    scopes = {c.scope for c in last.choices if c is not None and c.out.name == "NCHW4c"}
+    assert (scopes == {GLOBAL}) == (words != "NHWC")
+    assert any(c is not None and c.weight_scope != GLOBAL for c in last.choices)
+
+
+def test_an_output_cannot_be_forced_into_a_texture(tmp_path: Path) -> None:
+    space = tmp_path / "mine.toml"
+    space.write_text(edited(MIXED, 'scope = "global"\n', 'scope = "global.texture"\n'))
+    with pytest.raises(SpaceError, match=r"op relu:.* is in a texture by its rule, and makes output 0"):
+        set_up(net(), tmp_path, target=TAG, space=space, io_layouts=IoLayouts.parse("free"))
 
 
 # The command line.
