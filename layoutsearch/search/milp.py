@@ -22,6 +22,8 @@ from scipy.sparse import coo_matrix
 from layoutsearch.search.descent import Descent, descend
 from layoutsearch.search.problem import LayoutProblem, NoAssignmentError, Tensor
 
+# What no scale makes a number of: by so little no two assignments differ.
+_NOTHING = 1e-200
 # HiGHS stops at an absolute gap of 1e-6, which scipy cannot change: costs are scaled so that this is nothing.
 _LARGEST_COEFFICIENT = 1e4
 # Difference between cost and dual bound, relative to the cost, that counts as none: what HiGHS's tolerances leave.
@@ -92,7 +94,8 @@ class _Program:
         if not math.isfinite(self.constant):
             return OptimizeResult(status=2, message="a fixed tensor cannot reach its fixed consumer", x=None), math.inf
         objective = np.array(self.objective)
-        scale = _LARGEST_COEFFICIENT / (float(objective.max(initial=0.0)) or 1.0)
+        largest = float(objective.max(initial=0.0))
+        scale = _LARGEST_COEFFICIENT / (largest if largest > _NOTHING else 1.0)
         integrality = np.zeros(len(objective))
         integrality[:n_integral] = 1
         shape = (len(self.row_low), len(objective))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from layoutsearch.search.diverse import best_assignments
@@ -44,6 +44,7 @@ def test_random_graphs(min_changes: int) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(problem=layout_problems(max_nodes=4), k=st.integers(1, 6), min_changes=st.integers(1, 3))
+@example(problem=LayoutProblem((Node("n0", (0.0, 2.2e-313)),), ()), k=2, min_changes=1)
 def test_drawn_graphs(problem: LayoutProblem, k: int, min_changes: int) -> None:
     check(problem, k, min_changes)
 
