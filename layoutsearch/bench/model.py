@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -147,10 +148,22 @@ def _fixed_onnx(path: str, shapes: dict[str, tuple[int, ...]], output: str) -> s
     return output
 
 
+def _labels(names: Sequence[str]) -> dict[str, str]:
+    """What each runtime is called in JSON: a plan by its file, with its folder where files of others are called so."""
+    forms = [(n, Path(n).stem, f"{Path(n).resolve().parent.name}_{Path(n).stem}") for n in names if n.endswith(".json")]
+    taken = Counter([n for n in names if not n.endswith(".json")] + [stem for _, stem, _ in forms])
+    nested = Counter(longer for _, _, longer in forms)
+    labels = {n: n for n in names}
+    for name, stem, longer in forms:
+        labels[name] = stem if taken[stem] == 1 else longer if nested[longer] == 1 else name
+    return labels
+
+
 def _as_json(name: str, threads: int, result: BenchResult) -> dict[str, Any]:
     data: dict[str, Any] = {"model": name, "threads": threads}
+    labels = _labels([row.name for row in result.rows])
     for row in result.rows:
-        label = Path(row.name).stem if row.name.endswith(".json") else row.name
+        label = labels[row.name]
         data[f"{label}_ms"] = round(row.ms, 4)
         data[f"{label}_spread"] = round(row.spread, 4)
         data[f"{label}_max_rel_error"] = float(f"{row.max_rel_error:.3g}")
