@@ -10,7 +10,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
+from tvm import tirx
 
 from layoutsearch.errors import InfeasibleError, LayoutSearchError, MaterializeError, ModelError, PlanError
 from layoutsearch.layout.build import build_graph
@@ -32,6 +32,7 @@ from layoutsearch.plan.pairs import Join, join_pairs
 from layoutsearch.plan.plan import LayoutPlan
 from layoutsearch.plan.prove import prove_final, prove_lowered, prove_scheduled
 from layoutsearch.plan.sequence import sequence_kernels
+from layoutsearch.plan.vm import vm_passes
 from layoutsearch.schedule.audit import audit
 from layoutsearch.schedule.dispatch import apply as apply_schedule
 from layoutsearch.schedule.dispatch import default as default_schedule
@@ -243,31 +244,12 @@ def _codegen() -> tvm.transform.Pass:
     return run
 
 
-def _vm_passes(marker: str) -> list[tvm.transform.Pass]:
-    """From scheduled kernels to VM code; what TVM's own CPU pipeline does after it has fused."""
-    t = relax.transform
-    return [
-        _codegen(),
-        _sequence(marker),
-        t.RewriteDataflowReshape(),
-        t.ToNonDataflow(),
-        t.RemovePurityChecking(),
-        t.CallTIRRewrite(),
-        t.StaticPlanBlockMemory(),
-        t.LowerAllocTensor(),
-        t.KillAfterLastUse(),
-        t.LowerRuntimeBuiltin(),
-        t.ComputePrimValue(),
-        t.VMShapeLower(),
-        t.AttachGlobalSymbol(),
-    ]
-
-
 def _passes_for(
     target: tvm.target.Target | None, marker: str = "", proven: Expectation | None = None
 ) -> list[tvm.transform.Pass]:
     """What is left to do for scheduled kernels, and the proof at the very end."""
-    passes = gpu_passes() if target is not None and target.kind.name == "opencl" else _vm_passes(marker)
+    is_gpu = target is not None and target.kind.name == "opencl"
+    passes = gpu_passes() if is_gpu else [_codegen(), _sequence(marker), *vm_passes()]
     return passes if proven is None else [*passes, _proof(proven)]
 
 

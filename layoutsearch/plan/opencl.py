@@ -6,6 +6,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
+from layoutsearch.plan.vm import vm_passes
 from layoutsearch.schedule import opencl  # registers the TIR pipeline that such modules are built with
 
 __all__ = ["gpu_passes", "opencl"]
@@ -33,18 +34,4 @@ def _one_device(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tv
 
 def gpu_passes() -> list[tvm.transform.Pass]:
     """What TVM's own pipeline for GPUs does after it has scheduled, with one device in the place of one a scope."""
-    t = relax.transform
-    return [
-        t.RewriteDataflowReshape(),
-        t.ToNonDataflow(),
-        t.RemovePurityChecking(),
-        t.CallTIRRewrite(),
-        t.StaticPlanBlockMemory(),
-        t.LowerAllocTensor(),
-        t.KillAfterLastUse(),
-        t.LowerRuntimeBuiltin(),
-        _one_device,
-        t.ComputePrimValue(),
-        t.VMShapeLower(),
-        t.AttachGlobalSymbol(),
-    ]
+    return vm_passes([_one_device])
