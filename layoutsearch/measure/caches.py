@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+
+from layoutsearch.measure.placement import usable_cores
 
 _CPUS = Path("/sys/devices/system/cpu")
 _CPUINFO = Path("/proc/cpuinfo")
@@ -32,9 +33,7 @@ def describe_caches(
         machine a quarter), those it has (`whole`) and how many of them there are; empty where nothing is said.
     """
     if cpus is None:
-        if not hasattr(os, "sched_getaffinity"):
-            return []
-        cpus = os.sched_getaffinity(0)
+        cpus = usable_cores()
     found: dict[int, dict[str, int]] = {}
     for cpu in sorted(cpus):
         for index in sorted(root.glob(f"cpu{cpu}/cache/index*")):

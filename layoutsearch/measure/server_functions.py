@@ -11,6 +11,7 @@ from pathlib import Path
 
 from layoutsearch.measure import marks, operand_state
 from layoutsearch.measure.caches import available_bytes, describe_caches
+from layoutsearch.measure.placement import spread_tvm, usable_cores
 
 IDENTITY = "layoutsearch.server.identity"
 LINK = "layoutsearch.server.link"
@@ -18,9 +19,11 @@ _FEATURES = re.compile(r"^(sse4_[12]|avx.*|fma|f16c|bmi[12]|amx.*|vnni|asimd.*|n
 
 
 def register(folder: str) -> None:
-    """Register what a client may call; uploads go to and come from `folder`."""
+    """Register what a client may call; uploads go to and come from `folder`. Kernels get a core for each thread."""
     import tvm_ffi
     from tvm.runtime.module import load_module
+
+    spread_tvm(int(os.environ.get("TVM_NUM_THREADS", "0")))
 
     @tvm_ffi.register_global_func("tvm.rpc.server.workpath", override=True)
     def workpath(path: str) -> str:
@@ -74,11 +77,10 @@ def describe_cpu() -> dict[str, object]:
     if machine.lower().startswith(("aarch64", "arm")) and "flags" in info:
         # An emulator shows the host's CPU, and what was measured on it must not pass for the host's.
         cpu, flags = f"{machine} emulated on {cpu}", []
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "cpu": cpu,
         "features": sorted(filter(_FEATURES.match, flags)),
-        "cores": cores,
+        "cores": len(usable_cores()) or os.cpu_count(),
         "caches": describe_caches(),
         "memory": available_bytes(),
     }
