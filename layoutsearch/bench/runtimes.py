@@ -7,6 +7,7 @@ every set of inputs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import statistics
@@ -70,7 +71,8 @@ def _onnxruntime(spec: RuntimeSpec) -> tuple[Prepare, Call]:
         options.add_session_config_entry("session.intra_op_thread_affinities", ";".join(str(c + 1) for c in cores[1:]))
     session = onnxruntime.InferenceSession(spec.path, options, providers=["CPUExecutionProvider"])
     if spread:
-        os.sched_setaffinity(0, cores[:1])
+        with contextlib.suppress(OSError):  # a container may forbid it
+            os.sched_setaffinity(0, cores[:1])
     names = [i.name for i in session.get_inputs()]
     return lambda arrays: arrays, lambda arrays: session.run(None, dict(zip(names, arrays, strict=False)))
 

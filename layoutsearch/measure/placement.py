@@ -40,14 +40,18 @@ def spread_threads(threads: int, workers: Collection[int]) -> bool:
     Returns:
         Whether it was done: only where there is one thread for every core that may be used. A thread that is bound does
         not get out of the way of what else runs on its core, and with cores to spare the system finds better ones.
+        False also where the system forbids it.
     """
     cores = sorted(usable_cores())
     if not 1 < threads == len(cores) == len(workers) + 1:
         return False
     global _process
+    try:
+        for core, thread in zip(cores, [0, *sorted(workers)], strict=True):
+            os.sched_setaffinity(thread, {core})
+    except OSError:  # a container may forbid it
+        return False
     _process = frozenset(cores)
-    for core, thread in zip(cores, [0, *sorted(workers)], strict=True):
-        os.sched_setaffinity(thread, {core})
     return True
 
 
@@ -59,5 +63,8 @@ def spread_tvm(threads: int) -> bool:
     import tvm_ffi
 
     before = threads_now()
-    tvm_ffi.get_global_func("runtime.NumThreads")()
+    count = tvm_ffi.get_global_func("runtime.NumThreads", allow_missing=True)
+    if count is None:
+        return False
+    count()
     return spread_threads(threads, threads_now() - before)
