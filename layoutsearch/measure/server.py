@@ -42,7 +42,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def thread_env(threads: int) -> dict[str, str]:
     """Environment that gives TVM kernels `threads` threads and keeps them from being pinned to cores 0..n-1.
 
-    Pinning makes two servers on one host share core 0 without a word.
+    That makes two servers on one host share core 0 without a word; see `placement` for when threads get cores.
     """
     return {"TVM_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads), "TVM_BIND_THREADS": "0"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,14 +124,19 @@ def test_a_server_that_is_stopped_is_an_infrastructure_failure(kernel_lib: str) 
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_kernels_run_on_the_threads_that_were_asked_for_and_are_not_pinned(kernel_lib: str, threads: int) -> None:
+def test_kernels_run_on_the_threads_that_were_asked_for_bound_where_they_are_as_many_as_cores(
+    kernel_lib: str, threads: int
+) -> None:
     calls = [call(f"needs_{count}_thread{'s' if count > 1 else ''}") for count in (1, 2, 3)]
     with Device.local(threads=threads) as device:
         results = device.time_kernels(kernel_lib, [*calls, call("needs_no_pinning")])
-        assert [result.ok for result in results] == [threads == 1, threads == 2, threads == 3, True]
         identity = device.identity()
+    cores = len(os.sched_getaffinity(0))
+    free = not 1 < threads == cores
+    assert [result.ok for result in results] == [threads == 1, threads == 2, threads == 3, free]
     assert identity.threads == threads
-    assert identity.cores >= 1
+    # Those of the process, where its threads have one each too.
+    assert identity.cores == cores
     assert identity.cpu not in ("", "unknown")
 
 
