@@ -7,7 +7,6 @@ every set of inputs.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import statistics
@@ -19,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from layoutsearch.measure.placement import spread_tvm, usable_cores
+from layoutsearch.measure.placement import bind, bind_tvm, core_of_each
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def _tvm(spec: RuntimeSpec) -> tuple[Prepare, Call]:
     import tvm
     from tvm import relax
 
-    spread_tvm(spec.threads)
+    bind_tvm(spec.threads)
     vm = relax.VirtualMachine(tvm.runtime.load_module(spec.path), tvm.cpu())
     main = vm["main"]
 
@@ -65,14 +64,12 @@ def _onnxruntime(spec: RuntimeSpec) -> tuple[Prepare, Call]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = spec.threads
     options.inter_op_num_threads = 1
-    cores = sorted(usable_cores())
-    if spread := 1 < spec.threads == len(cores):
-        # Its own threads, counted from 1; the calling one is the first.
+    if cores := core_of_each(spec.threads):
+        # Its own threads, whose cores count from 1; the calling one is the first.
         options.add_session_config_entry("session.intra_op_thread_affinities", ";".join(str(c + 1) for c in cores[1:]))
     session = onnxruntime.InferenceSession(spec.path, options, providers=["CPUExecutionProvider"])
-    if spread:
-        with contextlib.suppress(OSError):  # a container may forbid it
-            os.sched_setaffinity(0, cores[:1])
+    if cores:
+        bind({0: cores[0]})
     names = [i.name for i in session.get_inputs()]
     return lambda arrays: arrays, lambda arrays: session.run(None, dict(zip(names, arrays, strict=False)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ from types import TracebackType
 
 from layoutsearch.errors import DeviceError
 from layoutsearch.measure import lifeline
+from layoutsearch.measure.placement import usable_cores
 from layoutsearch.measure.server import thread_env
 
 _START_S = 60.0
@@ -139,7 +139,7 @@ class LocalFarm:
         args = ["--port", "0", "--key", self.key, "--threads", str(self.threads)]
         if self._tracker is not None:
             args += ["--tracker", self.tracker_address]
-        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        cores = sorted(usable_cores())
         if self._count > 1 and len(cores) >= self._count * self.threads:
             own = cores[index * self.threads : (index + 1) * self.threads]
             args += ["--cpus", ",".join(map(str, own))]

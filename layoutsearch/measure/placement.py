@@ -7,13 +7,13 @@ no way out: it counts cores from 0, whatever the process may use, and leaves the
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Collection
 from pathlib import Path
 
+log = logging.getLogger("layoutsearch.server")
+
 _TASKS = Path("/proc/self/task")
-
-
 _process: frozenset[int] | None = None
 """Cores of the process, once its threads have one each."""
 
@@ -25,46 +25,46 @@ def usable_cores() -> frozenset[int]:
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
-def threads_now() -> frozenset[int]:
-    """Identifiers of this process's threads; empty where the system does not say."""
-    return frozenset(int(task.name) for task in _TASKS.iterdir()) if _TASKS.is_dir() else frozenset()
+def core_of_each(threads: int) -> list[int]:
+    """A core for each of the threads that kernels run on, where there are as many as the process may use; else none.
 
-
-def spread_threads(threads: int, workers: Collection[int]) -> bool:
-    """Give the calling thread and each of `workers` a core of its own.
-
-    Args:
-        threads: that kernels run on, the calling one among them.
-        workers: identifiers of the others.
-
-    Returns:
-        Whether it was done: only where there is one thread for every core that may be used. A thread that is bound does
-        not get out of the way of what else runs on its core, and with cores to spare the system finds better ones.
-        False also where the system forbids it.
+    A thread that is bound does not get out of the way of what else runs on its core, and with cores to spare the system
+    finds better ones.
     """
     cores = sorted(usable_cores())
-    if not 1 < threads == len(cores) == len(workers) + 1:
-        return False
+    return cores if 1 < threads == len(cores) else []
+
+
+def bind(core_of: dict[int, int]) -> bool:
+    """Keep threads, by their identifiers (0 is the calling one), on a core each; the process keeps all of its cores.
+
+    Returns:
+        Whether it was done. Where the system forbids it, as containers may, a warning says so.
+    """
     global _process
+    cores = usable_cores()
     try:
-        for core, thread in zip(cores, [0, *sorted(workers)], strict=True):
+        for thread, core in core_of.items():
             os.sched_setaffinity(thread, {core})
-    except OSError:  # a container may forbid it
+    except OSError as error:
+        log.warning("warning: threads cannot be bound to cores (%s); two of them may share one", error)
         return False
-    _process = frozenset(cores)
+    _process = cores
     return True
 
 
-def spread_tvm(threads: int) -> bool:
-    """The same for the threads that TVM's kernels have when this thread calls them; starts them where it must.
+def bind_tvm(threads: int) -> bool:
+    """Bind the threads that TVM's kernels have when this thread calls them, started here, by `core_of_each`.
 
     To be called before this thread has run anything of TVM's: which threads are TVM's is seen from their start.
     """
     import tvm_ffi
 
-    before = threads_now()
-    count = tvm_ffi.get_global_func("runtime.NumThreads", allow_missing=True)
-    if count is None:
+    cores, start = core_of_each(threads), tvm_ffi.get_global_func("runtime.NumThreads", allow_missing=True)
+    if not cores or start is None:
         return False
-    count()
-    return spread_threads(threads, threads_now() - before)
+    before = set(_TASKS.iterdir())
+    start()
+    workers = sorted(int(task.name) for task in set(_TASKS.iterdir()) - before)
+    # The calling thread last: what fails before leaves it free.
+    return len(workers) == threads - 1 and bind(dict(zip([*workers, 0], [*cores[1:], cores[0]], strict=True)))

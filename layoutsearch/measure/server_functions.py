@@ -11,7 +11,7 @@ from pathlib import Path
 
 from layoutsearch.measure import marks, operand_state
 from layoutsearch.measure.caches import available_bytes, describe_caches
-from layoutsearch.measure.placement import spread_tvm, usable_cores
+from layoutsearch.measure.placement import bind_tvm, usable_cores
 
 IDENTITY = "layoutsearch.server.identity"
 LINK = "layoutsearch.server.link"
@@ -23,7 +23,7 @@ def register(folder: str) -> None:
     import tvm_ffi
     from tvm.runtime.module import load_module
 
-    spread_tvm(int(os.environ.get("TVM_NUM_THREADS", "0")))
+    bind_tvm(int(os.environ.get("TVM_NUM_THREADS", "0")))
 
     @tvm_ffi.register_global_func("tvm.rpc.server.workpath", override=True)
     def workpath(path: str) -> str:
