@@ -39,7 +39,7 @@ class StepTimes:
 
     Attributes:
         steps_us: by step, one sample a run; the cost of a mark is taken off.
-        whole_us: of the model without marks: the median of each block of runs.
+        whole_us: of the model without marks: the median of each block of runs; empty where it was not wanted.
         mark_us: what a mark costs, typically.
         peak_gflops: what multiply-adds in registers reached between the runs, once a round; empty without a probe.
     """
@@ -57,7 +57,7 @@ class StepTimes:
 
 def time_steps(
     device: Device,
-    plain: str,
+    plain: str | None,
     marked: str,
     inputs: Sequence[np.ndarray],
     *,
@@ -72,7 +72,7 @@ def time_steps(
 
     Args:
         device: where to run; its server must be ours.
-        plain: shared library of the model as it ships.
+        plain: shared library of the model as it ships; None where its whole time is not wanted.
         marked: the same model with the marker `marks.MARK`.
         inputs: arrays in the model's order.
         steps: kernels of the model.
@@ -95,7 +95,7 @@ def time_steps(
             for number in range(rounds):
                 tell(f"start {start + 1} of {starts}, round {number + 1} of {rounds}")
                 peaks += pair.peak_gflops()
-                whole_us.append(pair.whole_us())
+                whole_us += pair.whole_us()
                 found = pair.parts_us(steps)
                 parts.append(found[:, :steps])
                 empty_us.append(found[:, steps])
@@ -105,12 +105,12 @@ def time_steps(
 
 
 class _Pair:
-    """Both builds in one process on the device. A context manager."""
+    """The builds in one process on the device. A context manager."""
 
     def __init__(
         self,
         device: Device,
-        plain: str,
+        plain: str | None,
         marked: str,
         inputs: Sequence[np.ndarray],
         rounds: int,
@@ -118,7 +118,7 @@ class _Pair:
         peak: tuple[str, PeakProbe] | None,
     ) -> None:
         self._device, self._inputs, self._timeout_s = device, inputs, timeout_s
-        self._paths = (plain, marked)
+        self._paths = (marked,) if plain is None else (marked, plain)
         self._blocks = 3 * (rounds + 1)
         self._peak = peak
 
@@ -154,11 +154,13 @@ class _Pair:
         self._meter = None
         del self._start, self._take, self._session
 
-    def whole_us(self) -> float:
-        """Microseconds of a run without marks: the median of a block."""
-        model = self._models[0]
-        with self._session.deadline(self._timeout_s):
-            return statistics.median(model.time(model.calls)) * 1e6
+    def whole_us(self) -> list[float]:
+        """Microseconds of a run without marks: the median of a block; nothing where only the marked build is here."""
+        found = []
+        for model in self._models[1:]:
+            with self._session.deadline(self._timeout_s):
+                found.append(statistics.median(model.time(model.calls)) * 1e6)
+        return found
 
     def peak_gflops(self) -> list[float]:
         """The peak of this moment; nothing without a probe."""
@@ -169,7 +171,7 @@ class _Pair:
 
     def parts_us(self, steps: int) -> np.ndarray:
         """Microseconds of every step and of the empty one behind the last, by run: (runs, steps + 1)."""
-        model, marks = self._models[1], steps + 2
+        model, marks = self._models[0], steps + 2
         with self._session.deadline(self._timeout_s):
             # One run more: the evaluator's own, which warms up and does not count.
             self._start((model.calls + 1) * marks)

@@ -124,7 +124,7 @@ class PlanTransform:
 
 @dataclass(frozen=True)
 class PlanFusion:
-    """Two kernels that become one: a depthwise convolution and the pointwise one that alone reads its result.
+    """Two kernels that become one: a depthwise and a pointwise convolution, the second alone reading the first.
 
     Attributes:
         first, second: ids of the roots of the two kernels.

@@ -1,4 +1,4 @@
-"""Two kernels as one: a depthwise convolution and the pointwise convolution that alone reads what it makes.
+"""Two kernels as one: a depthwise and a pointwise convolution, in either order, the second alone reading the first.
 
 Both are fused, unscheduled functions; what both compute is read as for kernels of their own. The tensor between them is
 gone: a few of its rows at a time lie in the scratch of the thread that makes and reads them. Whether that is faster
@@ -17,12 +17,18 @@ from layoutsearch.schedule.anatomy import Anatomy, Epilogue, epilogue, read
 from layoutsearch.schedule.contraction import Contraction, contraction
 from layoutsearch.schedule.indexing import static_shape
 from layoutsearch.schedule.target import TargetInfo
-from layoutsearch.schedule.templates import depthwise_pointwise, depthwise_pointwise_guess
+from layoutsearch.schedule.templates import (
+    depthwise_pointwise,
+    depthwise_pointwise_guess,
+    pointwise_depthwise,
+    pointwise_depthwise_guess,
+)
 from layoutsearch.schedule.value import Schedule, ScheduleError
 from layoutsearch.schedule.vector_math import vectorizable
 
-NAME = "depthwise_pointwise"
-"""Of the template in schedules."""
+DEPTHWISE_POINTWISE, POINTWISE_DEPTHWISE = "depthwise_pointwise", "pointwise_depthwise"
+TEMPLATES = (DEPTHWISE_POINTWISE, POINTWISE_DEPTHWISE)
+"""Of pairs, in schedules."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,13 +79,15 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A depthwise convolution and the pointwise one behind it, each with its epilogue.
+    """A depthwise and a pointwise convolution, one behind the other, each with its epilogue.
 
     Attributes:
+        template: `depthwise_pointwise` or `pointwise_depthwise`.
         first, second: the two.
         reads: which parameter of the second is the tensor between them.
     """
 
+    template: str
     first: Part
     second: Part
     reads: int
@@ -92,10 +100,13 @@ class Pair:
             ScheduleError: they are no such pair; the message says why.
         """
         one, two = Part.of(first, "first"), Part.of(second, "second")
-        if not one.c.depthwise or one.c.pointwise:
-            raise ScheduleError("the first of a pair is no depthwise convolution with a window")
-        if not two.c.pointwise or two.c.groups != 1 or two.c.pad is not None:
-            raise ScheduleError("the second of a pair is no pointwise convolution of one group and stride 1")
+        template = DEPTHWISE_POINTWISE if one.c.depthwise else POINTWISE_DEPTHWISE
+        names = ("first", "second") if template == DEPTHWISE_POINTWISE else ("second", "first")
+        depthwise, pointwise = (one, two) if template == DEPTHWISE_POINTWISE else (two, one)
+        if not depthwise.c.depthwise or depthwise.c.pointwise:
+            raise ScheduleError(f"the {names[0]} of a pair is no depthwise convolution with a window")
+        if not pointwise.c.pointwise or pointwise.c.groups != 1 or pointwise.c.pad is not None:
+            raise ScheduleError(f"the {names[1]} of a pair is no pointwise convolution of one group and stride 1")
         between = two.c.source
         if one.out != two.data or static_shape(one.result.shape) != static_shape(between.shape):
             raise ScheduleError(
@@ -107,12 +118,13 @@ class Pair:
         if sum(buffer.same_as(between) for stage in two.anatomy.stages for buffer in read(stage)) != 1:
             raise ScheduleError("the epilogue of the second of a pair reads the tensor between them once more")
         position = next(i for i, param in enumerate(two.params) if param.same_as(between))
-        return cls(one, two, position)
+        return cls(template, one, two, position)
 
 
 def candidates(pair: Pair, target: TargetInfo, apart: tuple[Schedule | None, Schedule | None]) -> list[Schedule]:
     """Schedules of a pair to try, best guesses first; `apart` are those that the two have as kernels of their own."""
-    return depthwise_pointwise_guess.schedules(pair.first.c, pair.second.c, target, apart)
+    guess = depthwise_pointwise_guess if pair.template == DEPTHWISE_POINTWISE else pointwise_depthwise_guess
+    return guess.schedules(pair.first.c, pair.second.c, target, apart)
 
 
 def apply(pair: Pair, schedule: Schedule, target: TargetInfo) -> tirx.PrimFunc:
@@ -121,12 +133,14 @@ def apply(pair: Pair, schedule: Schedule, target: TargetInfo) -> tirx.PrimFunc:
     Raises:
         ScheduleError: the schedule does not fit.
     """
-    if schedule.template != NAME:
-        raise ScheduleError(f"schedule template {schedule.template} is not for a pair of kernels")
+    if schedule.template != pair.template:
+        raise ScheduleError(f"schedule template {schedule.template} is not for a {pair.template} pair of kernels")
     first, second = pair.first, pair.second
-    emitted = depthwise_pointwise.PairKernel(
-        (first.c, first.tail), (second.c, second.tail), first.out, schedule, target
-    ).emit()
+    one, two = (first.c, first.tail), (second.c, second.tail)
+    if pair.template == DEPTHWISE_POINTWISE:
+        emitted = depthwise_pointwise.PairKernel(one, two, first.out, schedule, target).emit()
+    else:
+        emitted = pointwise_depthwise.PairKernel(one, two, schedule, target).emit()
     params = [*first.params[:-1], *(p for i, p in enumerate(second.params) if i != pair.reads)]
     func = second.anatomy.func
     return b.kernel(params, (), [vectorizable(stage) for stage in emitted], func.ret_type, func.attrs)

@@ -56,6 +56,9 @@ TEMPLATES: dict[str, TemplateSpec] = {
     "depthwise_pointwise": TemplateSpec(
         1, {"rows": (1, 1 << 16), "tile": (1, 64), "vectors": (1, 128), "dw_tile": (1, 64), "dw_vectors": (1, 128)}
     ),
+    "pointwise_depthwise": TemplateSpec(
+        1, {"rows": (1, 1 << 16), "tile": (1, 64), "vectors": (1, 128), "dw_tile": (1, 64)}
+    ),
     "metaschedule": TemplateSpec(1, {"trace": TRACE}),
     "workitems": TemplateSpec(1, {"threads": (1, 1024)}),
     "extern": TemplateSpec(1, {}),

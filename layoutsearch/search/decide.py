@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from layoutsearch.cost.correction import Correction, WholeRow
 from layoutsearch.cost.machine import Machine
@@ -16,13 +17,13 @@ from layoutsearch.search.assemble import Program
 from layoutsearch.search.budget import Budget
 from layoutsearch.search.export import Verdict, validated
 from layoutsearch.search.finals import Samples, WholeTimes, decisions, plan_digest
-from layoutsearch.search.joining import Joining
 from layoutsearch.search.known import Lab
 from layoutsearch.search.pool import Entrant, Pool
 from layoutsearch.search.refine import Refinement
 from layoutsearch.search.reporter import Reporter
 from layoutsearch.search.residuals import CorrectedResiduals, shape_of
 from layoutsearch.search.runfile import RunFile
+from layoutsearch.search.variants import Variant
 from layoutsearch.search.whole import Built, Whole
 
 # Assignments built and timed side by side with the best so far.
@@ -30,6 +31,27 @@ _BATCH = 3
 # What the last comparison takes, over ten process starts.
 _FINAL_S = 25.0
 _SIEVE_ROUNDS = 12
+
+
+class Improvement(Protocol):
+    """Makes finalists faster by what can only be told within the whole model."""
+
+    @property
+    def about(self) -> str:
+        """Equal for runs that try the same; empty where there is nothing to try."""
+
+    @property
+    def wanted_s(self) -> float:
+        """Seconds to keep for it."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there was time for all of it, in what was improved so far."""
+
+    def improve(
+        self, plans: Mapping[str, LayoutPlan], built: Mapping[str, Built], seed: int, reserve_s: float
+    ) -> dict[str, Variant]:
+        """The finalists that are faster so, by label; `reserve_s` seconds are kept for what comes after."""
 
 
 class Decision:
@@ -48,7 +70,7 @@ class Decision:
         folder: of the run.
         budget: when to stop.
         reporter: told of progress.
-        joining: finds the pairs of finalists; None where no pairs can be timed.
+        improvements: of the finalists, one after the other.
     """
 
     def __init__(
@@ -62,9 +84,9 @@ class Decision:
         folder: Path,
         budget: Budget,
         reporter: Reporter,
-        joining: Joining | None = None,
+        improvements: Sequence[Improvement] = (),
     ) -> None:
-        self._joining = joining
+        self._improvements = improvements
         self._pool, self._lab, self._whole, self._times = pool, lab, whole, times
         self._correction, self._machine = correction, machine
         self._folder, self._budget, self._reporter = folder, budget, reporter
@@ -79,9 +101,9 @@ class Decision:
         return self._folder / "plan.json"
 
     @property
-    def pairs_s(self) -> float:
-        """Seconds that finding pairs of kernels takes."""
-        return self._joining.wanted_s if self._joining is not None else 0.0
+    def improving_s(self) -> float:
+        """Seconds that improving the finalists takes."""
+        return sum(step.wanted_s for step in self._improvements)
 
     def incumbent(self, max_rel_error: float) -> LayoutPlan | None:
         """The plan of an earlier run for the same model, target and device, if one lies there and can still be used.
@@ -147,16 +169,15 @@ class Decision:
             self._reporter.best("that of the last run, which had the same finalists")
             return incumbent
         winner = self._contest(program, entrants, incumbent, trials, seed)
-        is_complete = self._joining is None or self._joining.is_complete
+        is_complete = all(step.is_complete for step in self._improvements)
         if winner is not None and is_complete and not self._budget.over():
             run_file.settle("finalists", finalists)
         return winner
 
     def _digest(self, entrants: Sequence[Entrant], trials: int, seed: int) -> str:
         parts = [seed, trials, self._whole.weights, *sorted(entrant.digest for entrant in entrants)]
-        if self.pairs_s:
-            # A run of before there were pairs has not tried them.
-            parts.append("pairs")
+        # A run of before there were these has not tried them.
+        parts += [step.about for step in self._improvements if step.about]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
     def _contest(
@@ -179,7 +200,7 @@ class Decision:
         self.is_uncontested = not others and self._budget.over() and len(entrants) > len(uniform)
         challenger = entrants[min(others, key=refinement.measured_us)] if others else None
         plans = {e.label: e.plan for e in (baseline, challenger) if e is not None}
-        self._join(plans, built, seed)
+        self._improve(plans, built, seed)
         previous = self._previous(incumbent, [*(e.plan for e in entrants), *plans.values()])
         if previous is not None:
             built.update(self._whole.build({"previous plan": previous}))
@@ -216,7 +237,7 @@ class Decision:
             self._sieve(refinement, [*wanted, *anchor], entrants, built, seed)
             left -= sum(i not in uniforms for i in wanted)
             # What is best is of no use without the time to show it.
-            if self._budget.over(_FINAL_S + self.pairs_s + self._budget.elapsed_s - before):
+            if self._budget.over(_FINAL_S + self.improving_s + self._budget.elapsed_s - before):
                 break
         # The finalists may be known from records, and not built yet.
         best_of = [
@@ -260,15 +281,17 @@ class Decision:
             self._save_uniform(label, todo[label], found)
         return True
 
-    def _join(self, plans: dict[str, LayoutPlan], built: dict[str, Built], seed: int) -> None:
-        """Put those finalists that are faster with pairs of kernels in the place of themselves."""
-        if self._joining is None:
-            return
-        finalists = {label: plan for label, plan in plans.items() if label in built}
-        for label, found in self._joining.improve(finalists, built, seed, _FINAL_S).items():
-            plans[label], built[label] = found.plan, found.built
-            self._sieved[label] = found.samples
-            self._save_uniform(label, found.plan, found.built)
+    def _improve(self, plans: dict[str, LayoutPlan], built: dict[str, Built], seed: int) -> None:
+        """Put what is faster than a finalist in its place."""
+        for number, step in enumerate(self._improvements):
+            finalists = {label: plan for label, plan in plans.items() if label in built}
+            # What comes after has to have its time as well, if it is there.
+            later_s = sum(other.wanted_s for other in self._improvements[number + 1 :])
+            reserve_s = _FINAL_S + min(later_s, max(0.0, self._budget.left_s - _FINAL_S) / 2)
+            for label, found in step.improve(finalists, built, seed, reserve_s).items():
+                plans[label], built[label] = found.plan, found.built
+                self._sieved[label] = found.samples
+                self._save_uniform(label, found.plan, found.built)
 
     def _save_uniform(self, label: str, plan: LayoutPlan, built: Built) -> None:
         if label.startswith("uniform"):

@@ -46,6 +46,7 @@ KERNELS = "layoutsearch.search.jobs:build_kernels"
 TRANSFORM = "layoutsearch.search.jobs:build_transform"
 PLAN = "layoutsearch.search.jobs:build_plan"
 MARKED = "layoutsearch.search.jobs:build_marked"
+STEPS = "layoutsearch.search.jobs:build_steps"
 REFERENCE = "layoutsearch.search.jobs:build_reference"
 STOCK = "layoutsearch.search.jobs:build_stock"
 
@@ -289,7 +290,7 @@ class BuiltMarked:
     """A plan built as it ships and with marks between its kernels.
 
     Attributes:
-        plain, marked: paths of the libraries.
+        plain, marked: paths of the libraries; what was not wanted has none.
         steps: the kernels in order; None where they are not called in one sequence, and nothing was built.
     """
 
@@ -300,14 +301,24 @@ class BuiltMarked:
 
 def build_marked(job: PlanJob) -> BuiltMarked:
     """Compile the model with the plan twice: as a production compile does, and with marks between kernels."""
+    return _built_marked(job, job.output, f"{job.output}.marked.so")
+
+
+def build_steps(job: PlanJob) -> BuiltMarked:
+    """Compile the model with the plan and with marks between kernels, and not as a production compile does."""
+    return _built_marked(job, "", job.output)
+
+
+def _built_marked(job: PlanJob, plain: str, marked: str) -> BuiltMarked:
     plan = LayoutPlan.from_json(job.plan)
-    applied = apply_to(load_for(_loaded(job.model, job.is_json, job.stamp, job.shapes), plan), plan)
-    built = BuiltMarked(job.output, f"{job.output}.marked.so", plan_steps(applied))
+    applied = apply_to(load_for(loaded_for(job), plan), plan)
+    built = BuiltMarked(plain, marked, plan_steps(applied))
     if built.steps is not None:
         target = target_of(plan)
-        for path, marker in ((built.plain, ""), (built.marked, MARK)):
-            executable = build_executable(applied.module, target, marker, applied.proven)
-            export(executable, path, target, link_input(applied.module, target))
+        for path, marker in ((plain, ""), (marked, MARK)):
+            if path:
+                executable = build_executable(applied.module, target, marker, applied.proven)
+                export(executable, path, target, link_input(applied.module, target))
     return built
 
 

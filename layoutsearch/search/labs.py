@@ -22,9 +22,11 @@ from layoutsearch.search.kernels import KernelLab
 from layoutsearch.search.known import Lab
 from layoutsearch.search.pair_lab import PairLab
 from layoutsearch.search.pairs import PairTimer
+from layoutsearch.search.parts_lab import PartsLab
 from layoutsearch.search.reference import reference_key
 from layoutsearch.search.reporter import Reporter
 from layoutsearch.search.setup import ModelSetup, template_versions
+from layoutsearch.search.sharing_out import PartsTimer
 from layoutsearch.search.tuners import KernelTuner
 from layoutsearch.search.whole import MAX_REL_ERROR, Whole, WholeLab
 from layoutsearch.targets import default_threads
@@ -69,7 +71,7 @@ class Labs:
     """What measures kernels and whole models, and the device that it stands for.
 
     `profile` is None where the device is not calibrated: nothing is bounded then. `pairs` is None where no pairs of
-    kernels can be timed: none are tried then.
+    kernels can be timed, `parts` where kernels cannot be timed within the model: neither is tried then.
     """
 
     lab: Lab
@@ -78,6 +80,7 @@ class Labs:
     context: RecordContext
     profile: DeviceProfile | None
     pairs: PairTimer | None = None
+    parts: PartsTimer | None = None
 
 
 class LabSource(Protocol):
@@ -156,10 +159,11 @@ class DeviceSource:
                 device, builder, setup.source, place.samples, reference, place.folder, budget, reporter,
                 place.max_rel_error,
             )  # fmt: skip
-            pairs = None
+            pairs = parts = None
             if setup.target.kind.name == "llvm":
                 pairs = PairLab(device, builder, place.store, context, target, place.folder, budget, reporter)
-            yield Labs(lab, whole, identity, context, profile, pairs)
+                parts = PartsLab(device, builder, setup.source, place.samples[0], place.folder, budget, reporter)
+            yield Labs(lab, whole, identity, context, profile, pairs, parts)
 
     def _device(self) -> AbstractContextManager[Device]:
         """The device, not yet opened."""

@@ -66,8 +66,9 @@ class PairLab:
         budget: Budget,
         reporter: Reporter,
     ) -> None:
-        spec = TEMPLATES[pair.NAME]
-        self._context = replace(context, template=f"{context.template} {pair.NAME}{spec.version}.{spec.revision}")
+        specs = [(name, TEMPLATES[name]) for name in pair.TEMPLATES]
+        versions = " ".join(f"{name}{spec.version}.{spec.revision}" for name, spec in specs)
+        self._context = replace(context, template=f"{context.template} {versions}")
         self._device, self._builder, self._store = device, builder, store
         self._target, self._folder, self._budget, self._reporter = target, folder, budget, reporter
         self._files = itertools.count()

@@ -1,7 +1,8 @@
 """Which kernels of a plan may become one with the one behind them, and whether what was measured says that they should.
 
-A pair is a depthwise convolution and the pointwise one that alone reads its result, both with channels innermost; see
-`schedule.pair`. It is taken where the one kernel is clearly faster than the two, timed in the same minutes.
+A pair is a depthwise and a pointwise convolution, in either order, of which the second alone reads the result of the
+first, both with channels innermost; see `schedule.pair`. It is taken where the one kernel is clearly faster than the
+two, timed in the same minutes; of a chain of kernels, those pairs that together gain most.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from layoutsearch.search.workloads import KernelNode, Workload
 _ERRORS = 3.0
 _LEAST_GAIN = 0.02
 _IQR_OF_NORMAL = 1.349
+_KINDS = ("conv2d_depthwise", "conv2d_pointwise")
 
 
 @dataclass(frozen=True)
@@ -107,12 +109,12 @@ def join_candidates(graph: LayoutGraph, nodes: Sequence[KernelNode]) -> list[tup
     found = []
     for node in nodes:
         op = graph.by_name[node.root]
-        if op.op != kinds.CONV or op.kind != "conv2d_pointwise" or not _is_plain(op):
+        if op.kind not in _KINDS:
             continue
         data = op.operands[0]
         producer = graph.producers.get(data.tensor or "")
         first = by_last.get(producer.name) if producer is not None else None
-        if producer is None or first is None or graph.by_name[first.root].kind != "conv2d_depthwise":
+        if producer is None or first is None or not _may_be_one(graph.by_name[first.root], op):
             continue
         is_between = data.tensor not in escaping and len(graph.consumers[producer.result.name]) == 1
         # A view in between, which the model's own transposes are, would have to be one kernel with them.
@@ -121,8 +123,13 @@ def join_candidates(graph: LayoutGraph, nodes: Sequence[KernelNode]) -> list[tup
     return found
 
 
-def _is_plain(op: OpNode) -> bool:
-    return set(op.attrs["strides"]) == {1} and set(op.attrs["padding"]) == {0}
+def _may_be_one(first: OpNode, second: OpNode) -> bool:
+    """Whether one is depthwise, and the other pointwise with stride 1 and no border."""
+    if {first.kind, second.kind} != set(_KINDS):
+        return False
+    pointwise = first if first.kind == "conv2d_pointwise" else second
+    is_plain = set(pointwise.attrs["strides"]) == {1} and set(pointwise.attrs["padding"]) == {0}
+    return pointwise.op == kinds.CONV and is_plain
 
 
 def pairs_of(plan: LayoutPlan, graph: LayoutGraph, nodes: Sequence[KernelNode]) -> list[PairWork]:
@@ -148,7 +155,7 @@ def _half(node: KernelNode, op: PlanOp | None) -> Half | None:
 
 
 def chosen(works: Sequence[PairWork], times: Mapping[str, PairTimes]) -> tuple[PlanFusion, ...]:
-    """The pairs that are worth it."""
+    """The pairs that are worth it, no kernel in two."""
     found = []
     for work in works:
         best = _clearly_faster(times.get(work.key, PairTimes()))
@@ -158,7 +165,24 @@ def chosen(works: Sequence[PairWork], times: Mapping[str, PairTimes]) -> tuple[P
                 PlanFusion(first, second, schedule, round(joined_us, 3), round(apart_us, 3))
                 for first, second in work.ops
             ]
-    return tuple(found)
+    return tuple(fusion for fusion in found if fusion in _apart(found))
+
+
+def _apart(fusions: Sequence[PlanFusion]) -> set[PlanFusion]:
+    """Of each chain of kernels the pairs that share none and together gain most."""
+    by_first = {fusion.first: fusion for fusion in fusions}
+    kept: set[PlanFusion] = set()
+    for start in by_first.keys() - {fusion.second for fusion in fusions}:
+        # The best of the chain so far with its last pair, and without.
+        taken: tuple[float, tuple[PlanFusion, ...]] = (-math.inf, ())
+        left: tuple[float, tuple[PlanFusion, ...]] = (0.0, ())
+        fusion = by_first.get(start)
+        while fusion is not None:
+            gain = (fusion.apart_us or 0.0) - (fusion.measured_us or 0.0)
+            taken, left = (left[0] + gain, (*left[1], fusion)), max(taken, left, key=lambda each: each[0])
+            fusion = by_first.get(fusion.second)
+        kept.update(max(taken, left, key=lambda each: each[0])[1])
+    return kept
 
 
 def _clearly_faster(times: PairTimes) -> tuple[Schedule, float, float] | None:

@@ -199,7 +199,7 @@ def template_versions(target: tvm.target.Target | None = None) -> str:
     if target is not None and target.kind.name != "llvm":
         return f"{workitems.NAME}{TEMPLATES[workitems.NAME].version} warm{WARMUP}"
     # A trace, or a call of a library, is the same kernel whatever templates do; pairs of kernels are recorded apart.
-    apart = (metaschedule.NAME, pair.NAME, LIBRARY.template, workitems.NAME)
+    apart = (metaschedule.NAME, *pair.TEMPLATES, LIBRARY.template, workitems.NAME)
     own = {name: spec for name, spec in TEMPLATES.items() if name not in apart}
     versions = {name: f"{name}{spec.version}.{spec.revision}".removesuffix(".0") for name, spec in own.items()}
     return ",".join(versions[name] for name in sorted(versions)) + f" {PROTOCOL} warm{WARMUP}"

@@ -43,6 +43,7 @@ from layoutsearch.search.problem import NoAssignmentError
 from layoutsearch.search.reporter import NoteKeeper, Reporter, Silent
 from layoutsearch.search.runfile import RunFile
 from layoutsearch.search.setup import ModelSetup, set_up
+from layoutsearch.search.sharing_out import SharingOut
 from layoutsearch.search.study import SAMPLERS
 from layoutsearch.search.tuners import KernelTuner
 from layoutsearch.targets import as_target
@@ -52,6 +53,8 @@ from layoutsearch.toolchain import require_toolchain
 _TIMING_S = 70.0
 # What is kept for the end of a run that found a plan of an earlier run, and so does not know what a build takes.
 _RESERVE_S = 110.0
+# A kernel that moves so many times what the threads' own caches hold leaves nothing in them for the next.
+_CACHED = 4.0
 
 
 def run_tune(
@@ -175,9 +178,17 @@ class _Run:
             joining = Joining(
                 labs.pairs, setup.graph, setup.skeleton.nodes, labs.whole, times, self.budget, self.reporter
             )
+        sharing = None
+        if labs.parts is not None and target.threads > 1:
+            cached = _CACHED * target.threads * target.l2_bytes
+            sharing = SharingOut(
+                labs.parts, setup.graph, setup.skeleton.nodes, lab, cached, labs.whole, times, self.budget,
+                self.reporter,
+            )  # fmt: skip
         self.decision = Decision(
-            pool, lab, labs.whole, times, learned.correction(), machine, self.out, self.budget, self.reporter, joining
-        )
+            pool, lab, labs.whole, times, learned.correction(), machine, self.out, self.budget, self.reporter,
+            [step for step in (sharing, joining) if step is not None],
+        )  # fmt: skip
         if not setup.graph.anchors:
             return self._nothing_to_choose()
         incumbent = self.decision.incumbent(self.options.max_rel_error)
@@ -281,7 +292,7 @@ class _Run:
         plan = self.decision.first_plan()
         # Building and timing the finalists takes several times what the first plan took; but without a search there is
         # nothing to build, so half of what is left is for that at least.
-        wanted = _TIMING_S + 3.0 * (time.monotonic() - started - self.labs.whole.once_s) + self.decision.pairs_s
+        wanted = _TIMING_S + 3.0 * (time.monotonic() - started - self.labs.whole.once_s) + self.decision.improving_s
         return plan, min(wanted, self.budget.left_s / 2)
 
     def _first_layout(self, lanes: int) -> Layout:

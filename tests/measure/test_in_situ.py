@@ -70,6 +70,12 @@ def test_every_step_has_a_sample_of_every_run(device: Device, built: Built) -> N
     assert times.sum_us > 0
 
 
+def test_the_whole_time_may_be_left_out(device: Device, built: Built) -> None:
+    times = time_steps(device, None, built.marked, built.inputs, steps=built.steps, starts=1, rounds=2)
+    assert times.whole_us == ()
+    assert len(times.steps_us) == built.steps
+
+
 @pytest.mark.parametrize("steps", [-1, 1])
 def test_marks_of_another_build_are_an_error(device: Device, built: Built, steps: int) -> None:
     with pytest.raises(RunFailed, match="does not tell of") as caught:

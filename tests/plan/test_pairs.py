@@ -248,11 +248,40 @@ def test_refusals_name_the_operators(module: tvm.IRModule, plan: LayoutPlan) -> 
     assert "loops" in refused(module, plan, replace(first, schedule=Schedule.make("loops")))
 
 
-def test_an_operator_pair_that_no_template_joins(module: tvm.IRModule, plan: LayoutPlan) -> None:
-    expand = next(op.id for op in plan.ops if op.kind == "conv2d_pointwise")
-    message = refused(module, plan, replace(plan.fusions[0], first=expand, second=plan.fusions[0].first))
+def test_an_operator_pair_that_no_template_joins(tmp_path: Path) -> None:
+    """Two pointwise ones."""
+    module = nets.build((1, 8, 6, 10), body=lambda n, x: n.conv(n.conv(x, 16, 1), 24, 1))
+    plan = plan_in(module, "NHWC", tmp_path)
+    first, second = (op.id for op in plan.ops if op.kind == "conv2d_pointwise")
+    message = refused(module, plan, PlanFusion(first, second, SCHEDULE))
     assert "depthwise" in message
+    assert first in message
+
+
+def test_the_wrong_template_for_the_order_of_the_two(module: tvm.IRModule, plan: LayoutPlan) -> None:
+    depthwise = plan.fusions[0].first
+    ids = [op.id for op in plan.ops]
+    expand = next(op.id for op in reversed(plan.ops[: ids.index(depthwise)]) if op.kind == "conv2d_pointwise")
+    message = refused(module, plan, replace(plan.fusions[0], first=expand, second=depthwise))
+    assert "depthwise_pointwise" in message
     assert expand in message
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW{b}c"])
+def test_the_pointwise_one_first(module: tvm.IRModule, layout: str, tmp_path: Path) -> None:
+    plan = plan_in(module, layout, tmp_path)
+    kinds = {op.id: op.kind for op in plan.ops}
+    schedule = Schedule.make("pointwise_depthwise", rows=2, tile=5, vectors=2, dw_tile=3)
+    ids = list(kinds)
+    found = []
+    for position, op_id in enumerate(ids):
+        if kinds[op_id] == "conv2d_depthwise":
+            before = next(i for i in reversed(ids[:position]) if kinds[i] == "conv2d_pointwise")
+            found.append(PlanFusion(before, op_id, schedule, 10.0, 12.5))
+    plan = replace(plan, fusions=tuple(found))
+    assert sum(name.startswith("pair_") for name in calls(apply_plan(module, plan).module)) == 3
+    got, want = output(module, plan)
+    assert range_error(got, want) < 1e-5
 
 
 def test_layouts_without_channels_innermost(module: tvm.IRModule, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A depthwise and a pointwise convolution as one kernel, against the two apart and against NumPy."""
+"""A depthwise convolution and the pointwise one behind it as one kernel, against the two apart and against NumPy."""
 
 from __future__ import annotations
 
@@ -175,7 +175,9 @@ def test_every_height_of_a_strip(rows: int) -> None:
     """Those that divide the rows, those that leave some over, all of them."""
     net = Net(20, 24, (5, 9), layouts=LAST)
     one, two, first, second = functions(net)
-    schedule = Schedule.make(pair.NAME, rows=rows, tile=min(7, rows * 9), vectors=2, dw_tile=4, dw_vectors=1)
+    schedule = Schedule.make(
+        pair.DEPTHWISE_POINTWISE, rows=rows, tile=min(7, rows * 9), vectors=2, dw_tile=4, dw_vectors=1
+    )
     (got,) = k.run(pair.apply(Pair.of(one, two), schedule, k.INFO), [*first, *second])
     k.close(got, apart(net))
 
@@ -224,7 +226,7 @@ def _refused(first: tirx.PrimFunc, second: tirx.PrimFunc, why: str) -> None:
 
 def test_what_is_no_pair() -> None:
     one, two, _, _ = functions(CASES["packed"])
-    _refused(two, one, "depthwise")
+    _refused(two, two, "depthwise")
     _refused(one, one, "pointwise")
     other = functions(Net(48, 32, (13, 10)))[1]
     _refused(one, other, "not the same tensor")
@@ -261,11 +263,11 @@ def test_schedules_that_do_not_fit() -> None:
     one, two, _, _ = functions(CASES["packed"])
     both = Pair.of(one, two)
     fits = {"rows": 2, "tile": 6, "vectors": 2, "dw_tile": 9, "dw_vectors": 1}
-    pair.apply(both, Schedule.make(pair.NAME, **fits), k.INFO)
+    pair.apply(both, Schedule.make(pair.DEPTHWISE_POINTWISE, **fits), k.INFO)
     for change in ({"rows": 14}, {"tile": 19}, {"vectors": 4}, {"dw_tile": 10}, {"dw_vectors": 5}):
         with pytest.raises(ScheduleError):
-            pair.apply(both, Schedule.make(pair.NAME, **{**fits, **change}), k.INFO)
-    with pytest.raises(ScheduleError, match="not for a pair"):
+            pair.apply(both, Schedule.make(pair.DEPTHWISE_POINTWISE, **{**fits, **change}), k.INFO)
+    with pytest.raises(ScheduleError, match="not for a depthwise_pointwise pair"):
         pair.apply(both, Schedule.make("loops"), k.INFO)
     with pytest.raises(ScheduleError, match="two kernels"):
-        apply(one, Schedule.make(pair.NAME, **fits), k.INFO)
+        apply(one, Schedule.make(pair.DEPTHWISE_POINTWISE, **fits), k.INFO)

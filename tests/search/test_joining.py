@@ -14,14 +14,14 @@ from layoutsearch.layout.space import parse_space
 from layoutsearch.measure.records import RecordStore
 from layoutsearch.plan.plan import LayoutPlan, PlanFusion
 from layoutsearch.schedule import Schedule
-from layoutsearch.search import joining as joining_module
-from layoutsearch.search import pairs
+from layoutsearch.search import pairs, variants
 from layoutsearch.search.budget import Budget
 from layoutsearch.search.finals import WholeTimes, plan_digest
-from layoutsearch.search.joining import STAGE, Joined, Joining
+from layoutsearch.search.joining import STAGE, Joining
 from layoutsearch.search.pairs import PairTimes, PairWork, join_candidates
 from layoutsearch.search.reporter import Silent
 from layoutsearch.search.tune import TuneOptions, run_tune
+from layoutsearch.search.variants import Variant
 from layoutsearch.search.whole import Built
 from tests.models import nets
 from tests.plan.test_pairs import SPACE
@@ -83,7 +83,7 @@ def joining(
     return Joining(timer, case.graph, case.nodes, whole, times, budget or Budget(), Silent())
 
 
-def improved(case: Case, made: Joining, reserve_s: float = 0.0) -> dict[str, Joined]:
+def improved(case: Case, made: Joining, reserve_s: float = 0.0) -> dict[str, Variant]:
     stem = next(op for op in case.plan.ops if op.kind == "conv2d")
     other = replace(stem, schedule=Schedule.make("channels", tile=1, vectors=1, reduce="taps_inner", outer="rows"))
     ops = tuple(other if op is stem else op for op in case.plan.ops)
@@ -150,7 +150,7 @@ def test_a_model_without_pairs(tmp_path: Path, store: RecordStore) -> None:
 
 
 def test_a_model_with_depthwise_convolutions_keeps_time_for_pairs(case: Case, store: RecordStore) -> None:
-    assert len(join_candidates(case.graph, case.nodes)) == 3
+    assert len(join_candidates(case.graph, case.nodes)) == 6
     assert joining(case, StubTimer(), StubWhole(1.0), store).wanted_s > 0
 
 
@@ -159,8 +159,8 @@ def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What ships has the pairs, says so, and a run that follows has nothing to measure. Every pair is called faster."""
     monkeypatch.setattr(pairs, "_LEAST_GAIN", -1e3)
     monkeypatch.setattr(pairs, "_ERRORS", 0.0)
-    compared = joining_module.compare
-    monkeypatch.setattr(joining_module, "compare", lambda *a, **k: replace(compared(*a, **k), accepted=True))
+    compared = variants.compare
+    monkeypatch.setattr(variants, "compare", lambda *a, **k: replace(compared(*a, **k), accepted=True))
     space = parse_space(SPACE.format(layout="NHWC", block=8), "test")
     # Too short to calibrate the device, long enough for all else.
     options = TuneOptions(space=space, trials=1, threads=1, time_budget_s=120.0, out=tmp_path / "out")

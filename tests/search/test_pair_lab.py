@@ -18,6 +18,7 @@ from layoutsearch.measure.builder import BuildResult
 from layoutsearch.measure.kernels import KernelCall
 from layoutsearch.measure.records import RecordStore
 from layoutsearch.measure.results import Measurement, Status
+from layoutsearch.schedule import pair
 from layoutsearch.search import pair_lab
 from layoutsearch.search.budget import Budget
 from layoutsearch.search.jobs import function_name
@@ -111,7 +112,7 @@ def test_the_one_kernel_is_timed_next_to_the_two(case: Case, store: RecordStore,
 
 def test_weights_are_cold_and_the_rest_is_fresh(case: Case, store: RecordStore, tmp_path: Path) -> None:
     device = StubDevice()
-    work = case.works()[0]
+    work = case.works()[1]
     lab(store, tmp_path, device, StubBuilder(built))[0].measure([work], 0.0)
     by_name = {c.function: c for c in device.calls[0]}
     # Data, weights and bias; the tensor between, weights, bias and the residual.
@@ -128,8 +129,9 @@ def test_a_later_run_starts_from_the_records(case: Case, store: RecordStore, tmp
     assert lab(store, tmp_path)[0].measure(works, 0.0) == first
     # Nothing that knows kernels sees them.
     assert list(store.records(CONTEXT)) == []
-    assert {record.context.template for record in store.records()} == {"templates depthwise_pointwise1.0"}
-    assert "depthwise_pointwise" not in template_versions()
+    of_pairs = "templates depthwise_pointwise1.0 pointwise_depthwise1.0"
+    assert {record.context.template for record in store.records()} == {of_pairs}
+    assert not any(name in template_versions() for name in pair.TEMPLATES)
 
 
 def test_a_run_that_is_killed_has_a_pair_whole_or_not_at_all(
@@ -148,13 +150,13 @@ def test_a_run_that_is_killed_has_a_pair_whole_or_not_at_all(
     assert {record.workload for record in store.records()} == {works[0].key}
     builder = StubBuilder(built)
     resumed = lab(store, tmp_path, StubDevice(), builder)[0].measure(works, 0.0)
-    assert len(builder.jobs) == 1
+    assert len(builder.jobs) == len(works) - 1
     assert set(resumed) == {work.key for work in works}
     assert chosen(works, resumed) == chosen(works, lab(store, tmp_path)[0].measure(works, 0.0))
 
 
 def test_failures_are_records(case: Case, store: RecordStore, tmp_path: Path) -> None:
-    works = case.works()
+    works = case.works()[:2]
     answers = iter([
         BuildResult(Status.BUILD_CRASH, None, "killed by SIGSEGV"),
         BuildResult(Status.OK, BuiltPair("", (), (), ((), ()), 0, "the first of a pair is no depthwise convolution")),
@@ -204,9 +206,10 @@ def test_no_time_no_measurement(case: Case, store: RecordStore, tmp_path: Path) 
     assert list(store.records()) == []
 
 
-def test_what_is_built(case: Case, tmp_path: Path, store: RecordStore) -> None:
+@pytest.mark.parametrize("which", [0, 1], ids=["pointwise first", "depthwise first"])
+def test_what_is_built(case: Case, tmp_path: Path, store: RecordStore, which: int) -> None:
     """The real job: as many schedules as were asked for, and the two kernels as the plan has them."""
-    work = case.works()[0]
+    work = case.works()[which]
     builder = StubBuilder(lambda _: BuildResult(Status.BUILD_ERROR, None, "not yet"))
     lab(store, tmp_path, None, builder)[0].measure([work], 0.0)
     target = dict(local_target().export())

@@ -23,25 +23,26 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 def test_equal_pairs_are_measured_once(case: Case) -> None:
     works = case.works()
-    assert [len(work.ops) for work in works] == [2, 1]
-    kinds = {op.id: op.kind for op in case.plan.ops}
-    for first, second in (pair for work in works for pair in work.ops):
-        assert (kinds[first], kinds[second]) == ("conv2d_depthwise", "conv2d_pointwise")
-    assert len({work.key for work in works}) == 2
+    assert [len(work.ops) for work in works] == [2, 2, 1, 1]
+    kinds = {op.id: op.kind.removeprefix("conv2d_") for op in case.plan.ops}
+    orders = [[f"{kinds[first]}, {kinds[second]}" for first, second in work.ops] for work in works]
+    assert orders == [["pointwise, depthwise"] * 2, ["depthwise, pointwise"] * 2, orders[0][:1], orders[1][:1]]
+    assert len({work.key for work in works}) == 4
 
 
 def test_the_key_is_of_the_kernels_apart_too(case: Case) -> None:
-    first = case.works()[0].ops[0][0]
+    first = case.works()[1].ops[0][0]
     other = Schedule.make("channels", tile=2, vectors=1, reduce="taps_outer", outer="rows")
     ops = tuple(replace(op, schedule=other) if op.id == first else op for op in case.plan.ops)
     keys = {work.key for work in case.works(replace(case.plan, ops=ops))}
-    assert len(keys) == 3
-    assert len(keys & {work.key for work in case.works()}) == 2
+    # It is the second of one pair and the first of another.
+    assert len(keys) == 6
+    assert len(keys & {work.key for work in case.works()}) == 4
 
 
 def test_no_pairs_without_channels_innermost(tmp_path: Path) -> None:
     assert Case(nets.inverted_residuals(), "NCHW", tmp_path).works() == []
-    assert len(Case(nets.inverted_residuals(), "NCHW{b}c", tmp_path).works()) == 2
+    assert len(Case(nets.inverted_residuals(), "NCHW{b}c", tmp_path).works()) == 4
 
 
 def test_no_pair_across_a_transform(case: Case) -> None:
@@ -57,14 +58,27 @@ def test_no_pair_across_a_transform(case: Case) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        lambda n, x: relax.Tuple([n.conv(y := n.depthwise(n.conv(x, 16, 1)), 24, 1), n.conv(y, 8, 3)]),
-        lambda n, x: relax.Tuple([n.conv(y := n.depthwise(n.conv(x, 16, 1)), 24, 1), y]),
-        lambda n, x: n.conv(n.depthwise(n.conv(x, 16, 1)), 24, 1, stride=2),
-        lambda n, x: n.conv(n.depthwise(n.conv(x, 16, 1)), 24, 3),
+        lambda n, x: relax.Tuple([n.conv(y := n.depthwise(n.conv(x, 16, 3)), 24, 1), n.conv(y, 8, 3)]),
+        lambda n, x: relax.Tuple([n.conv(y := n.depthwise(n.conv(x, 16, 3)), 24, 1), y]),
+        lambda n, x: n.conv(n.depthwise(n.conv(x, 16, 3)), 24, 1, stride=2),
+        lambda n, x: n.conv(n.depthwise(n.conv(x, 16, 3)), 24, 3),
         lambda n, x: n.conv(n.conv(n.conv(x, 16, 1), 16, 3), 24, 1),
-        lambda n, x: n.emit(relax.op.nn.max_pool2d(n.depthwise(n.conv(x, 16, 1)), 2)),
+        lambda n, x: n.emit(relax.op.nn.max_pool2d(n.depthwise(n.conv(x, 16, 3)), 2)),
+        lambda n, x: relax.Tuple([n.depthwise(y := n.conv(x, 16, 1)), n.conv(y, 8, 3)]),
+        lambda n, x: n.depthwise(n.conv(x, 16, 1, stride=2)),
+        lambda n, x: n.depthwise(n.depthwise(n.conv(x, 16, 3))),
     ],
-    ids=["read twice", "an output", "strided", "3x3", "dense", "no second"],
+    ids=[
+        "read twice",
+        "an output",
+        "strided",
+        "3x3",
+        "dense",
+        "no second",
+        "first read twice",
+        "first strided",
+        "depthwise twice",
+    ],
 )
 def test_no_pair(body: Callable[..., relax.Expr], tmp_path: Path) -> None:
     assert Case(nets.build((1, 8, 8, 10), body=body), "NHWC", tmp_path).works() == []
@@ -93,6 +107,32 @@ def test_a_pair_is_taken_where_it_is_clearly_faster(
         assert fusion.schedule == schedule(wanted or 0)
         assert fusion.measured_us == pytest.approx(33.025)
         assert fusion.apart_us == pytest.approx(40.0)
+
+
+@pytest.mark.parametrize(("gains", "wanted"), [((12.0, 7.0), 0), ((7.0, 12.0), 1)])
+def test_no_kernel_is_in_two_pairs(case: Case, gains: tuple[float, float], wanted: int) -> None:
+    """Of the three kernels of a block the middle one could be in both."""
+    works = case.works()
+    joined = [{text(1): took(*((40.0 - gain,) * 3))} for gain in gains]
+    times = {work.key: PairTimes(APART_US, found) for work, found in zip(works, joined, strict=False)}
+    assert [(f.first, f.second) for f in chosen(works, times)] == list(works[wanted].ops)
+
+
+def test_of_a_longer_chain_those_that_together_gain_most(tmp_path: Path) -> None:
+    """Pointwise, depthwise, pointwise, depthwise: the outer two pairs gain more than the one in the middle."""
+    net = nets.build(
+        (1, 8, 8, 10), body=lambda n, x: n.depthwise(n.conv(n.depthwise(n.conv(n.conv(x, 8, 3), 16, 1)), 24, 1))
+    )
+    case = Case(net, "NHWC", tmp_path)
+    works = case.works()
+    assert len(works) == 3
+    for middle, wanted in ((10.0, [0, 2]), (20.0, [1])):
+        gains = (7.0, middle, 8.0)
+        times = {
+            work.key: PairTimes(APART_US, {text(1): took(*((40.0 - gain,) * 3))})
+            for work, gain in zip(works, gains, strict=True)
+        }
+        assert [(f.first, f.second) for f in chosen(works, times)] == [works[i].ops[0] for i in wanted]
 
 
 def test_no_pair_where_one_of_the_two_fails(case: Case) -> None:

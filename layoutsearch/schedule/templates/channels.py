@@ -41,10 +41,23 @@ _BALANCED = 1.07
 
 
 class ChannelsKernel:
-    """Emits one contraction with its epilogue under a `channels` schedule."""
+    """Emits one contraction with its epilogue under a `channels` schedule.
 
-    def __init__(self, c: Contraction, epilogue: Epilogue, schedule: Schedule, target: TargetInfo) -> None:
-        self.c = c = c.fused()
+    Args:
+        c: the contraction.
+        epilogue: what is done to each sum.
+        schedule: the decisions.
+        target: the machine.
+        by_rows: keep the rows of a pointwise one apart.
+
+    Raises:
+        ScheduleError: the schedule does not fit.
+    """
+
+    def __init__(
+        self, c: Contraction, epilogue: Epilogue, schedule: Schedule, target: TargetInfo, by_rows: bool = False
+    ) -> None:
+        self.c = c = c if by_rows else c.fused()
         self.rows: tuple[Phase, ...] = c.rows if c.merged_rows is None else (c.merged_rows,)
         self.epilogue = epilogue
         self.lanes = Lanes.of(c, target)
@@ -92,10 +105,13 @@ class ChannelsKernel:
         def channel_tile(channel: Expr) -> tirx.Stmt:
             space, tile = b.unravel(channel, (self.lanes.spaces, tiles))
             (space, tile), bound = b.bind_all(space=space, tile=tile)
-            rows = b.loop("row", count, lambda i: self._channel_tile(n, space, tile, tiles, first + i, None))
-            return b.seq([*bound, rows])
+            return b.seq([*bound, self.tile_of(n, space, tile, tiles, first, count)])
 
         return b.loop("channel", self.lanes.spaces * tiles, channel_tile)
+
+    def tile_of(self, n: Expr, space: Expr, tile: Expr, tiles: int, first: Expr, count: Expr) -> tirx.Stmt:
+        """`count` rows of one tile of channels from row `first` on."""
+        return b.loop("row", count, lambda i: self._channel_tile(n, space, tile, tiles, first + i, None))
 
     def _uniform(self) -> bool:
         return len(self.c.columns) == 1 and self.c.columns[0].always_inside(self.c.width)
