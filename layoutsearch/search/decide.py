@@ -70,7 +70,7 @@ class Decision:
         folder: of the run.
         budget: when to stop.
         reporter: told of progress.
-        improvements: of the finalists, one after the other.
+        improvements: of the finalists, one after the other; where time is short the first ones have it.
     """
 
     def __init__(
@@ -283,12 +283,9 @@ class Decision:
 
     def _improve(self, plans: dict[str, LayoutPlan], built: dict[str, Built], seed: int) -> None:
         """Put what is faster than a finalist in its place."""
-        for number, step in enumerate(self._improvements):
+        for step in self._improvements:
             finalists = {label: plan for label, plan in plans.items() if label in built}
-            # What comes after has to have its time as well, if it is there.
-            later_s = sum(other.wanted_s for other in self._improvements[number + 1 :])
-            reserve_s = _FINAL_S + min(later_s, max(0.0, self._budget.left_s - _FINAL_S) / 2)
-            for label, found in step.improve(finalists, built, seed, reserve_s).items():
+            for label, found in step.improve(finalists, built, seed, _FINAL_S).items():
                 plans[label], built[label] = found.plan, found.built
                 self._sieved[label] = found.samples
                 self._save_uniform(label, found.plan, found.built)

@@ -25,7 +25,7 @@ from layoutsearch.search.whole import ModelSource
 
 _BUILD_S, _POLL_S = 900.0, 0.2
 # Process starts of each plan, each one's turn after the other's, and blocks of runs in each.
-_PASSES, _ROUNDS = 2, 4
+_PASSES, _ROUNDS = 3, 2
 
 
 class PartsLab:

@@ -192,7 +192,8 @@ class _Run:
         if not setup.graph.anchors:
             return self._nothing_to_choose()
         incumbent = self.decision.incumbent(self.options.max_rel_error)
-        best, reserve = incumbent, min(_RESERVE_S, self.budget.left_s / 2)
+        best = incumbent
+        reserve = min(_RESERVE_S + self.decision.improving_s, self.budget.left_s / 2)
         if best is None or self.resumed:
             # A resumed run goes the whole way again, from its records: what it knew when decides what it did next.
             self._one_layout(self._first_layout(target.lanes))
