@@ -162,10 +162,27 @@ def _geometric(values: Sequence[float]) -> float:
 
 
 def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """A line a model."""
+    """A line a model, in the order of the suite; what the file says of models that are not among `rows` stays.
+
+    Raises:
+        LayoutSearchError: what is there is no such file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    columns = ["model", *sorted({key for row in rows for key in row} - {"model"})]
+    by_model = {row["model"]: row for row in (*_written(path), *rows)}
+    order = {model.name: number for number, model in enumerate(SUITE)}
+    lines = sorted(by_model.values(), key=lambda row: order.get(row["model"], len(order)))
+    columns = ["model", *sorted({key for row in lines for key in row} - {"model"})]
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(lines)
+
+
+def _written(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        if "model" not in (reader.fieldnames or ()):
+            raise LayoutSearchError(f"{path} has no column 'model', so it is no table of the suite; give another --out")
+        return [{key: value for key, value in row.items() if value} for row in reader]

@@ -27,7 +27,13 @@ from layoutsearch.cli.options import metaschedule_options, parse_metaschedule
 @click.option("--starts", type=click.IntRange(1), default=4, show_default=True, help="Process starts of each.")
 @click.option("--rounds", type=click.IntRange(2), default=6, show_default=True, help="Blocks in each start.")
 @metaschedule_options
-@click.option("--out", type=click.Path(file_okay=False), default="results/bench/suite", show_default=True)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False),
+    default="results/bench/suite",
+    show_default=True,
+    help="Folder of suite.csv; its lines of other models stay.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def suite(
     models: str,

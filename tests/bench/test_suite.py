@@ -9,7 +9,7 @@ import pytest
 import tvm
 
 from layoutsearch.bench.model import bench_model
-from layoutsearch.bench.suite import SUITE, bench_suite, chosen, over_best_runtime, summary
+from layoutsearch.bench.suite import SUITE, bench_suite, chosen, over_best_runtime, summary, write_csv
 from layoutsearch.errors import LayoutSearchError
 from layoutsearch.zoo import MODELS
 from tests.models.plans import make_plan, two_in_three_out
@@ -55,6 +55,24 @@ def test_models_that_metaschedule_tuned_have_a_mean_of_their_own() -> None:
         "over_metaschedule": 4.0,
         "over_metaschedule_worst": 2.0,
     }
+
+
+def test_lines_of_models_that_were_not_timed_stay(tmp_path: Path) -> None:
+    path = tmp_path / "out" / "suite.csv"
+    write_csv([{"model": "unet", "plan_ms": 9.5}, {"model": "vgg16", "plan_ms": 7.0, "openvino_ms": 8.0}], path)
+    write_csv([{"model": "resnet50", "plan_ms": 3.0}, {"model": "unet", "plan_ms": 9.0, "threads": 2}], path)
+    assert path.read_text(encoding="utf-8").splitlines() == [
+        "model,openvino_ms,plan_ms,threads",
+        "resnet50,,3.0,",
+        "vgg16,8.0,7.0,",
+        "unet,,9.0,2",
+    ]
+
+
+def test_another_file_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "suite.csv").write_text("name,ms\nx,1\n", encoding="utf-8")
+    with pytest.raises(LayoutSearchError, match=r"suite\.csv has no column 'model'.* another --out"):
+        write_csv([{"model": "unet", "plan_ms": 9.0}], tmp_path / "suite.csv")
 
 
 def test_without_another_runtime_there_is_nothing_to_say_of_one() -> None:
