@@ -28,9 +28,11 @@ from layoutsearch.search.whole import Built, Whole
 
 # Assignments built and timed side by side with the best so far.
 _BATCH = 3
-# What the last comparison takes, over ten process starts.
-_FINAL_S = 25.0
+# What the last comparison takes, over ten process starts, until it is known what one takes; and at least.
+_FINAL_S, _LEAST_FINAL_S = 25.0, 10.0
 _SIEVE_ROUNDS = 12
+# Loading takes as long for half of the rounds.
+_OF_A_SIEVE = 0.75
 
 
 class Improvement(Protocol):
@@ -94,11 +96,19 @@ class Decision:
         self.wholes: list[WholeRow] = []
         self.timed: list[tuple[tuple[int, ...], float]] = []
         self.is_uncontested = False
+        self._start_s: float | None = None
 
     @property
     def path(self) -> Path:
         """Where the best validated plan lies."""
         return self._folder / "plan.json"
+
+    @property
+    def _final_s(self) -> float:
+        """Seconds that the last comparison takes: two models in each of its starts, for half of a sieve's rounds."""
+        if self._start_s is None:
+            return _FINAL_S
+        return max(_LEAST_FINAL_S, _OF_A_SIEVE * 2 * FINAL_STARTS * self._start_s)
 
     @property
     def improving_s(self) -> float:
@@ -237,7 +247,7 @@ class Decision:
             self._sieve(refinement, [*wanted, *anchor], entrants, built, seed)
             left -= sum(i not in uniforms for i in wanted)
             # What is best is of no use without the time to show it.
-            if self._budget.over(_FINAL_S + self.improving_s + self._budget.elapsed_s - before):
+            if self._budget.over(self._final_s + self.improving_s + self._budget.elapsed_s - before):
                 break
         # The finalists may be known from records, and not built yet.
         best_of = [
@@ -258,7 +268,9 @@ class Decision:
         built: Mapping[str, Built],
         seed: int,
     ) -> None:
+        before = self._budget.elapsed_s
         samples = self._whole.time({entrants[i].label: built[entrants[i].label] for i in indices}, _SIEVE_ROUNDS, seed)
+        self._start_s = (self._budget.elapsed_s - before) / len(indices)
         self._sieved.update(samples)
         by_digest = {entrants[i].digest: samples[entrants[i].label] for i in indices if entrants[i].label in samples}
         self._times.add("sieve", by_digest)
@@ -285,7 +297,7 @@ class Decision:
         """Put what is faster than a finalist in its place."""
         for step in self._improvements:
             finalists = {label: plan for label, plan in plans.items() if label in built}
-            for label, found in step.improve(finalists, built, seed, _FINAL_S).items():
+            for label, found in step.improve(finalists, built, seed, self._final_s).items():
                 plans[label], built[label] = found.plan, found.built
                 self._sieved[label] = found.samples
                 self._save_uniform(label, found.plan, found.built)

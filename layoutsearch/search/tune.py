@@ -53,6 +53,8 @@ from layoutsearch.toolchain import require_toolchain
 _TIMING_S = 70.0
 # What is kept for the end of a run that found a plan of an earlier run, and so does not know what a build takes.
 _RESERVE_S = 110.0
+# Enough to build and time a few finalists, and to improve them a little, where a run is short.
+_END_S = 90.0
 # A kernel that moves so many times what the threads' own caches hold leaves nothing in them for the next.
 _CACHED = 4.0
 
@@ -193,7 +195,7 @@ class _Run:
             return self._nothing_to_choose()
         incumbent = self.decision.incumbent(self.options.max_rel_error)
         best = incumbent
-        reserve = min(_RESERVE_S + self.decision.improving_s, self.budget.left_s / 2)
+        reserve = self._at_most(_RESERVE_S + self.decision.improving_s)
         if best is None or self.resumed:
             # A resumed run goes the whole way again, from its records: what it knew when decides what it did next.
             self._one_layout(self._first_layout(target.lanes))
@@ -291,10 +293,14 @@ class _Run:
             return None, 0.0
         started = time.monotonic()
         plan = self.decision.first_plan()
-        # Building and timing the finalists takes several times what the first plan took; but without a search there is
-        # nothing to build, so half of what is left is for that at least.
+        # Building and timing the finalists takes several times what the first plan took.
         wanted = _TIMING_S + 3.0 * (time.monotonic() - started - self.labs.whole.once_s) + self.decision.improving_s
-        return plan, min(wanted, self.budget.left_s / 2)
+        return plan, self._at_most(wanted)
+
+    def _at_most(self, wanted_s: float) -> float:
+        """Seconds to keep for the end of the run: without a search there is nothing to build and to improve."""
+        left_s = self.budget.left_s
+        return min(wanted_s, max(left_s / 3, min(left_s / 2, _END_S)))
 
     def _first_layout(self, lanes: int) -> Layout:
         """The packed layout of one vector where the space has it, else its last."""
