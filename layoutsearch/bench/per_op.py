@@ -60,7 +60,9 @@ class KernelTime:
         share_of_peak: of the calibrated peak, from 0; an algorithm that saves operations may exceed 1. None without a
             profile.
         share_of_reached: of what multiply-adds in registers reached between the runs, from 0; None without operations.
-        roof: what bounds it within the model; None without a profile.
+        roof: what bounds it within the model, whatever its schedule; None without a profile.
+        in_place: what holds it where its operands lie, see `Bounds.kernel_in_place`; None without a profile, and for
+            what is no kernel of operators.
     """
 
     step: int
@@ -80,6 +82,12 @@ class KernelTime:
     share_of_peak: float | None
     share_of_reached: float | None
     roof: Roof | None
+    in_place: Roof | None
+
+    @property
+    def share_in_place(self) -> float | None:
+        """The part of `us` that what holds it in place accounts for."""
+        return self.in_place.us / self.us if self.in_place is not None and self.us else None
 
     @property
     def share_of_roof(self) -> float | None:
@@ -211,11 +219,12 @@ def kernel_times(
     found = []
     for number, (step, samples) in enumerate(zip(steps, times.steps_us, strict=True)):
         us, facts, key = statistics.median(samples), step.facts, step.transform
-        flops, moved, known, share, roof = 0, 0, "", None, None
+        flops, moved, known, share, roof, in_place = 0, 0, "", None, None, None
         if facts is not None:
             flops, moved, known = facts.flops, facts.read_bytes + facts.written_bytes, step.ops[0]
             if bounds is not None:
                 roof = bounds.kernel_roof(facts, step.choice)
+                in_place = bounds.kernel_in_place(facts, step.choice)
                 share = bounds.share_of_peak(facts, us) if us else None
         elif key is not None:
             moved, known = 2 * key.bytes, f"{step.tensor} {key.candidate}"
@@ -239,6 +248,7 @@ def kernel_times(
                 share_of_peak=share,
                 share_of_reached=flops / (us * 1e3 * reached) if us and reached and flops else None,
                 roof=roof,
+                in_place=in_place,
             )
         )
     return tuple(found)

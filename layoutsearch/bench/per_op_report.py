@@ -62,6 +62,9 @@ def _kernel(one: KernelTime) -> dict[str, Any]:
         "bound_us": _rounded(one.roof.us if one.roof is not None else None, 3),
         "bound": one.roof.name if one.roof is not None else None,
         "share_of_bound": _rounded(one.share_of_roof, 4),
+        "in_place_us": _rounded(one.in_place.us if one.in_place is not None else None, 3),
+        "in_place": one.in_place.name if one.in_place is not None else None,
+        "share_in_place": _rounded(one.share_in_place, 4),
     }
 
 

@@ -81,6 +81,26 @@ class Bounds:
         memory = self._memory(weights, needed.read, needed.written, facts.footprint)
         return self._roof(self._compute_us(facts, choice), memory)
 
+    def kernel_in_place(self, facts: KernelFacts, choice: Candidate | None) -> Roof:
+        """What holds a kernel back within its model: for reports, since a schedule may be faster.
+
+        Unlike a bound, this takes it that what is read and written comes from and goes to the first level that holds
+        both, and the weights, together: what it reads was written before all of the other kernel's operands had passed
+        the levels before. And it counts the call of a kernel on all threads where the work is worth that call.
+        """
+        needed = needed_bytes(facts)
+        weights = needed.cold + extra_weight_bytes(facts, choice)
+        moved = needed.read + needed.written
+        levels = self.profile.levels
+        place = next((level for level in levels if moved + weights <= level.bytes), levels[-1])
+        strict = self._memory(weights, needed.read, needed.written, facts.footprint)
+        memory = max(strict, Roof(moved / (place.gb_s * 1e3), place.name), key=_us)
+        work = max(Roof(self._compute_us(facts, choice), COMPUTE), memory, key=_us)
+        call = self.profile.call_us
+        # On one thread it would take as many times as long as there are threads, and no such call.
+        is_shared = work.us * (self.profile.threads - 1) > call
+        return Roof(work.us + (call if is_shared else self.profile.least_call_us), work.name)
+
     def transform_roof(self, key: TransformKey) -> Roof:
         """What bounds a layout change that is no view."""
         return self._roof(0.0, self._memory(0, key.bytes, key.bytes))

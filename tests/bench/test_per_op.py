@@ -124,6 +124,7 @@ def test_a_transform_moves_its_tensor_twice(plan: LayoutPlan) -> None:
     assert (move.kind, move.layouts, move.ops) == ("transform", "NCHW->NHWC", ("x",))
     assert move.activation_bytes == 2 * 4 * CIN * H * W
     assert (move.flops, move.share_of_peak, move.share_of_reached) == (0, None, None)
+    assert (move.in_place, move.share_in_place) == (None, None)
     assert move.roof is not None
     assert move.roof.name == "call"
 
@@ -139,6 +140,7 @@ def test_times_alone_are_those_of_the_plan(plan: LayoutPlan) -> None:
 def test_without_a_profile_there_are_times_only(plan: LayoutPlan) -> None:
     for kernel in found(plan, None).kernels:
         assert (kernel.share_of_peak, kernel.roof, kernel.share_of_roof) == (None, None, None)
+        assert (kernel.in_place, kernel.share_in_place) == (None, None)
         assert kernel.us > 0
 
 

@@ -28,7 +28,7 @@ KEYS = {
 KERNEL_KEYS = {
     "step", "function", "ops", "kind", "group", "layouts", "algorithm", "flops", "weight_bytes", "activation_bytes",
     "flops_per_byte", "us", "spread", "measured_us", "gflops", "share_of_peak", "share_of_reached",
-    "bound_us", "bound", "share_of_bound",
+    "bound_us", "bound", "share_of_bound", "in_place_us", "in_place", "share_in_place",
 }  # fmt: skip
 
 

@@ -277,3 +277,27 @@ def test_a_device_that_tells_of_no_caches_flushes_less_than_its_levels_say() -> 
     assert told.kernel_roof(small, None).name == "memory"
     assert untold.kernel_us(small, None) < told.kernel_us(small, None)
     assert untold.kernel_us(large, None) == told.kernel_us(large, None)
+
+
+@pytest.mark.parametrize(
+    ("elements", "us", "name"),
+    [
+        (1_000, 8e3 / 400e3 + 0.5, "l1"),  # on one thread
+        (100_000, 800e3 / 100e3 + 2.0, "l2"),
+        (1_000_000, 8e6 / 40e3 + 2.0, "l3"),
+        (10_000_000, 80e6 / 10e3 + 2.0, "memory"),
+    ],
+)
+def test_in_place_all_comes_from_the_level_that_holds_it(elements: int, us: float, name: str) -> None:
+    found = BOUNDS.kernel_in_place(elementwise(elements), NHWC)
+    assert (found.us, found.name) == (pytest.approx(us), name)
+
+
+def test_in_place_weights_take_room_too() -> None:
+    assert BOUNDS.kernel_in_place(elementwise(100_000, weights=100_000), NHWC).name == "l3"
+
+
+@given(st.integers(1, 10**7), st.integers(0, 10**9), st.integers(0, 10**6))
+def test_in_place_is_never_below_the_bound(elements: int, flops: int, weights: int) -> None:
+    facts = elementwise(elements, flops, weights)
+    assert BOUNDS.kernel_in_place(facts, NHWC).us >= BOUNDS.kernel_roof(facts, NHWC).us * (1 - 1e-9)
