@@ -294,7 +294,8 @@ def test_in_place_all_comes_from_the_level_that_holds_it(elements: int, us: floa
 
 
 def test_in_place_weights_take_room_too() -> None:
-    assert BOUNDS.kernel_in_place(elementwise(100_000, weights=100_000), NHWC).name == "l3"
+    facts = replace(elementwise(100_000, weights=100_000), footprint=1 << 20)
+    assert BOUNDS.kernel_in_place(facts, NHWC).name == "l3"
 
 
 @given(st.integers(1, 10**7), st.integers(0, 10**9), st.integers(0, 10**6))
