@@ -85,8 +85,8 @@ class Bounds:
         """What holds a kernel back within its model: for reports, since a schedule may be faster.
 
         Unlike a bound, this takes it that what is read and written comes from and goes to the first level that holds
-        both, and the weights, together: what it reads was written before all of the other kernel's operands had passed
-        the levels before. And it counts the call of a kernel on all threads where the work is worth that call.
+        both, and the weights, together; a bound lets each lie in the fastest level, which another kernel left them in
+        at best. And it counts the call of a kernel on all threads where the work is worth that call.
         """
         needed = needed_bytes(facts)
         weights = needed.cold + extra_weight_bytes(facts, choice)

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax, tirx
 
-from layoutsearch.schedule import Schedule, ScheduleError, TargetInfo, apply, audit, candidates, pair
+from layoutsearch.schedule import Schedule, ScheduleError, TargetInfo, apply, pair
 from layoutsearch.schedule.pair import Pair
 from tests.schedule import kernels as k
+from tests.schedule import pairs
 from tests.schedule.test_targets import TARGETS
 
 op = relax.op
@@ -45,7 +46,7 @@ def packed(block: int, out: int = 0) -> tuple[str, str, str, str, str]:
 LAST = ("NHWC", "HWIO", "NHWC", "HWIO", "NHWC")
 
 
-def functions(net: Net, seed: int = 0) -> tuple[tirx.PrimFunc, tirx.PrimFunc, list[np.ndarray], list[np.ndarray]]:
+def functions(net: Net, seed: int = 0) -> pairs.Two:
     """Both kernels and what they read; the second reads what the first makes in front of that."""
     rng = np.random.default_rng(seed)
     data, first_kernel, between, second_kernel, out = net.layouts
@@ -91,26 +92,8 @@ def functions(net: Net, seed: int = 0) -> tuple[tirx.PrimFunc, tirx.PrimFunc, li
     )
 
 
-def apart(net: Net, seed: int = 0) -> np.ndarray:
-    """The two kernels one after the other."""
-    one, two, first, second = functions(net, seed)
-    (between,) = k.run(apply(one, candidates(one, k.INFO)[0], k.INFO), first)
-    (result,) = k.run(apply(two, candidates(two, k.INFO)[0], k.INFO), [between, *second])
-    return result
-
-
-def check(net: Net, count: int = 2, target: TargetInfo = k.INFO, seed: int = 0) -> None:
-    one, two, first, second = functions(net, seed)
-    both = Pair.of(one, two)
-    every = pair.candidates(both, target, (None, None))
-    drawn = [every[0], *(every[i] for i in np.random.default_rng(seed).permutation(len(every))[: count - 1] if i)]
-    want = apart(net, seed)
-    for schedule in drawn:
-        kernel = pair.apply(both, schedule, target)
-        assert audit(kernel) == []
-        assert len(kernel.params) == len(first) + len(second) + 1
-        (got,) = k.run(kernel, [*first, *second])
-        k.close(got, want)
+def check(net: Net, target: TargetInfo = k.INFO, seed: int = 0) -> None:
+    pairs.check(functions(net, seed), target=target, seed=seed)
 
 
 CASES = {
@@ -158,7 +141,7 @@ def nets(draw: st.DrawFn) -> Net:
 @settings(max_examples=5, deadline=None)
 @given(nets(), st.integers(0, 1000))
 def test_any_pair(net: Net, seed: int) -> None:
-    check(net, 2, seed=seed)
+    check(net, seed=seed)
 
 
 def test_against_numpy() -> None:
@@ -167,7 +150,7 @@ def test_against_numpy() -> None:
     y = k.conv2d(k.from_layout(x, "NHWC", "NCHW"), k.from_layout(w, "HWIO", "OIHW"), (2, 2), (1, 1, 1, 1), (1, 1), 19)
     y = np.clip(y + k.from_layout(b, "NHWC", "NCHW"), -1, 2)
     want = k.conv2d(y, k.from_layout(w2, "HWIO", "OIHW"), (1, 1), (0, 0, 0, 0), (1, 1), 1)
-    k.close(k.from_layout(apart(net), "NHWC", "NCHW"), want + k.from_layout(b2, "NHWC", "NCHW"))
+    k.close(k.from_layout(pairs.apart(functions(net)), "NHWC", "NCHW"), want + k.from_layout(b2, "NHWC", "NCHW"))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
@@ -179,7 +162,7 @@ def test_every_height_of_a_strip(rows: int) -> None:
         pair.DEPTHWISE_POINTWISE, rows=rows, tile=min(7, rows * 9), vectors=2, dw_tile=4, dw_vectors=1
     )
     (got,) = k.run(pair.apply(Pair.of(one, two), schedule, k.INFO), [*first, *second])
-    k.close(got, apart(net))
+    k.close(got, pairs.apart(functions(net)))
 
 
 @pytest.mark.parametrize("isa", ["avx2", "neon"])

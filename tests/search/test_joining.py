@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,17 +26,6 @@ from layoutsearch.search.whole import Built
 from tests.models import nets
 from tests.plan.test_pairs import SPACE
 from tests.search.pair_case import APART_US, CONTEXT, Case, schedule, text, took
-
-
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return Case(nets.inverted_residuals(), "NHWC", tmp_path_factory.mktemp("case"))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[RecordStore]:
-    with RecordStore(tmp_path / "records.sqlite") as store:
-        yield store
 
 
 class StubTimer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -28,19 +28,7 @@ from layoutsearch.search.pairs import PairTimes, chosen
 from layoutsearch.search.reporter import NoteKeeper, Silent
 from layoutsearch.search.setup import template_versions
 from layoutsearch.targets import local_target
-from tests.models import nets
 from tests.search.pair_case import CONTEXT, Case, schedule, text, took
-
-
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return Case(nets.inverted_residuals(), "NHWC", tmp_path_factory.mktemp("case"))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[RecordStore]:
-    with RecordStore(tmp_path / "records.sqlite") as store:
-        yield store
 
 
 class StubBuilder:

@@ -16,11 +16,6 @@ from tests.models import nets
 from tests.search.pair_case import APART_US, Case, schedule, text, took
 
 
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return Case(nets.inverted_residuals(), "NHWC", tmp_path_factory.mktemp("case"))
-
-
 def test_equal_pairs_are_measured_once(case: Case) -> None:
     works = case.works()
     assert [len(work.ops) for work in works] == [2, 2, 1, 1]

@@ -29,7 +29,6 @@ from layoutsearch.search.sharing import (
     with_ways,
 )
 from layoutsearch.search.workloads import Workload
-from tests.models import nets
 from tests.search.pair_case import Case, schedule, took
 
 PLENTY = 1e12
@@ -37,11 +36,6 @@ PLENTY = 1e12
 
 def channels(outer: str, tile: int = 2) -> Schedule:
     return Schedule.make("channels", tile=tile, vectors=1, reduce="taps_outer", outer=outer)
-
-
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return Case(nets.inverted_residuals(), "NHWC", tmp_path_factory.mktemp("case"))
 
 
 def all_in(plan: LayoutPlan, outer: str) -> LayoutPlan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,17 +29,6 @@ from tests.plan.test_pairs import SPACE
 from tests.search.pair_case import CONTEXT, Case
 from tests.search.test_joining import StubWhole
 from tests.search.test_sharing import PLENTY, Knows, all_in
-
-
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return Case(nets.inverted_residuals(), "NHWC", tmp_path_factory.mktemp("case"))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[RecordStore]:
-    with RecordStore(tmp_path / "records.sqlite") as store:
-        yield store
 
 
 class StubParts:
@@ -187,7 +176,7 @@ def test_a_model_that_is_no_sequence_of_kernels(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ships is shared out the other way, says so, and is right. Every variant is called faster."""
+    """What ships is as was found best, here all by channels, and is right. Every variant is called faster."""
     compared = variants.compare
     monkeypatch.setattr(variants, "compare", lambda *a, **k: replace(compared(*a, **k), accepted=True))
     monkeypatch.setattr(sharing_out, "best_ways", lambda order, count, observed: tuple((BY_CHANNELS,) * count))
